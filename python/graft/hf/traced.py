@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from graft.hf.known_values import Known, Numbers, helpers
 from graft.hf.structure import Flat, Node, build, flatten
 from graft.llm import interface, ops
 from graft.llm.trace import traceable_hooks
-from graft.llm.untraceable import no_graph_printed, reason
+from graft.llm.untraceable import decides_by_values, no_graph_printed, reason
 
 _PREFIX = "model."  # of weights: the attribute of _Call
 
@@ -134,13 +135,15 @@ def trace(
     dims = ([dict.fromkeys(places, Dim.AUTO) for places in open_dims], [Dim.AUTO] * len(numbers))
     kind = type(model)
     call = _Call(copy.deepcopy(model, dict(weights)).eval(), getattr(kind, method), flat.structure)
+    spaces = _spaces_of_two_ways(call.model)
     try:
-        with contextlib.ExitStack() as stack:
-            for one in (traceable_hooks, _experts, kernels.in_place, helpers):
-                stack.enter_context(one(call.model))
-            for other in (broadcast_masks(), _settings(values is not None), torch.no_grad()):
-                stack.enter_context(other)
-            program = torch.export.export(call, (tensors, numbers), dynamic_shapes=dims, strict=False)
+        try:
+            program = _exported(call, (tensors, numbers), dims, values is not None)
+        except Exception as e:
+            if not spaces or decides_by_values(e):
+                raise
+            with _eager_ways(spaces):
+                program = _exported(call, (tensors, numbers), dims, values is not None)
     except ExportError:
         raise
     except Exception as e:  # whatever the model's code or the tracer raises
@@ -160,6 +163,38 @@ def trace(
     structure, ending = flat.structure, final.structure
     decided = None if values is None else call.seen.decided
     return Traced(structure, sizes, named, ones, admits, bounds, ending, leaves, results, keys, package, folder, decided)
+
+
+def _exported(call: _Call, arguments: Any, dims: Any, values: bool) -> torch.export.ExportedProgram:
+    with contextlib.ExitStack() as stack:
+        for one in (traceable_hooks, _experts, kernels.in_place, helpers):
+            stack.enter_context(one(call.model))
+        for other in (broadcast_masks(), _settings(values), torch.no_grad()):
+            stack.enter_context(other)
+        return torch.export.export(call, arguments, dynamic_shapes=dims, strict=False)
+
+
+_COMPILING = "is_torchdynamo_compiling"
+
+
+def _spaces_of_two_ways(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Of the files of the model's classes, those that ask whether they are traced."""
+    spaces = [vars(sys.modules[name]) for name in {type(module).__module__ for module in model.modules()}]
+    return [space for space in spaces if _COMPILING in space]
+
+
+@contextlib.contextmanager
+def _eager_ways(spaces: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Within it, their code goes the way that it goes in eager PyTorch. For torch.compile some makes no mask that it reads
+    later (LongT5)."""
+    held = [space[_COMPILING] for space in spaces]
+    for space in spaces:
+        space[_COMPILING] = lambda: False
+    try:
+        yield
+    finally:
+        for space, function in zip(spaces, held):
+            space[_COMPILING] = function
 
 
 def _write(program: torch.export.ExportedProgram, package: Path, model: torch.nn.Module) -> list[str]:

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
+from transformers.utils import is_torchdynamo_compiling
 
 from graft.hf import traced
+from graft.hf.structure import flatten
 from graft.llm import lower
 
 
@@ -51,3 +53,17 @@ def test_buckets(right, dtype):
         options = dict(right=right, out_int32=out_int32)
         expected, found = torch.bucketize(x, boundaries, **options), lower._bucketize(x, boundaries, **options)
         assert expected.dtype == found.dtype and torch.equal(expected, found)
+
+
+class _Masked(torch.nn.Module):
+    def forward(self, x, mask=None):
+        if mask is None and not is_torchdynamo_compiling():
+            mask = torch.ones(x.shape[0], 1)
+        return x * mask
+
+
+def test_code_that_goes_another_way_where_it_is_traced():
+    flat = flatten({"x": torch.randn(3, 4)})
+    made = traced.trace(_Masked(), {}, flat, [(3, 4)], [[]], None)
+    assert [tuple(sizes) for sizes in made.sizes] == [(3, 4)]
+    assert is_torchdynamo_compiling.__name__ == "is_torchdynamo_compiling"

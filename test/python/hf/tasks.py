@@ -127,6 +127,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "glm5_next_text": {"index_kpool": 4},
     "hunyuan_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
     "bros": {"hidden_size": 64},
+    "vibevoice_acoustic_tokenizer": {"num_filters": 4},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "lw_detr": {"projector_scale_factors": [1.0]},
     "lw_detr_vit": {"num_windows": 4},
     "pp_ocrv5_server_det": _OCR,
