@@ -623,7 +623,8 @@ def _with_positions(model: Any, given: dict[str, Any]) -> dict[str, Any]:
         return given
     takes = inspect.signature(part.compute_3d_position_ids).parameters
     arguments = {name: given.get(name) for name in takes}
-    arguments["inputs_embeds"] = torch.empty((*given["input_ids"].shape, 1), dtype=torch.float32)  # for its sizes
+    if "inputs_embeds" in takes:
+        arguments["inputs_embeds"] = torch.empty((*given["input_ids"].shape, 1), dtype=torch.float32)  # for its sizes
     positions = part.compute_3d_position_ids(**arguments)
     return given if positions is None else {**given, "position_ids": positions}
 
