@@ -126,7 +126,8 @@ def _parts(node: torch.fx.Node, rule: Any) -> torch.fx.Node | None:
         for part in made.graph.nodes:
             if part.op == "call_function":
                 placed[part] = node.graph.node_copy(part, placed.__getitem__)
-                placed[part].meta = {**about, "val": part.meta["val"]}
+                val = {"val": part.meta["val"]} if "val" in part.meta else {}  # assertions give nothing
+                placed[part].meta = {**about, **val}
     return placed[output.args[0]]
 
 

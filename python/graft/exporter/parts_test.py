@@ -50,3 +50,17 @@ def test_corners_are_refused_by_name(tmp_path):
 
     with pytest.raises(graft.ExportError, match="_upsample_bilinear2d_aa"):
         graft.export(Corners(), (torch.randn(1, 3, 12, 7),), path=tmp_path / "corners.pte")
+
+
+def test_parts_with_assertions():
+    """Those give nothing."""
+
+    class Hot(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.one_hot(x, 4)
+
+    program = torch.export.export(Hot(), (torch.tensor([1, 3]),), strict=False)
+    hot = [node for node in program.graph.nodes if node.target is torch.ops.aten.one_hot.default]
+    assert len(hot) == 1 and parts.take_apart(program, hot, lambda target: target)
+    assert not any(node.target is torch.ops.aten.one_hot.default for node in program.graph.nodes)
+    assert torch.equal(program.module()(torch.tensor([0, 2])), torch.tensor([[1, 0, 0, 0], [0, 0, 1, 0]]))

@@ -294,8 +294,8 @@ def _guard(inputs: Sequence[Any]) -> tuple[Callable[[Mapping[str, int]], bool], 
     text = " and ".join(f"({condition})" for condition in dict.fromkeys(conditions))
     if not text:
         return lambda _: True, ""
-    code = compile(text, "<sizes>", "eval")
-    return lambda found: bool(eval(code, {"math": math, "__builtins__": _BUILTINS}, dict(found))), text
+    holds = _function(text)
+    return lambda found: bool(holds(found)), text
 
 
 _BUILTINS = {"min": min, "max": max, "abs": abs, "round": round, "int": int, "float": float}
@@ -319,8 +319,14 @@ def _printed(expression: Any) -> str:
 def _formula(number: Any) -> Callable[[Mapping[str, int]], int]:
     if not isinstance(number, torch.SymInt):
         return lambda _: number
-    code = compile(_printed(number.node.expr), "<number>", "eval")
-    return lambda found: int(eval(code, {"math": math, "__builtins__": _BUILTINS}, dict(found)))
+    formula = _function(_printed(number.node.expr))
+    return lambda found: int(formula(found))
+
+
+def _function(text: str) -> Callable[[Mapping[str, int]], Any]:
+    """Of the open sizes. PyTorch prints some functions as its own (torch.sym_float)."""
+    code = compile(text, "<sizes>", "eval")
+    return lambda found: eval(code, {"math": math, "torch": torch, "__builtins__": _BUILTINS}, dict(found))
 
 
 __all__ = ["Traced", "broadcast_masks", "trace"]

@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import sympy
 import torch
+from torch.utils._sympy.functions import ToFloat, TruncToInt
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 from transformers.utils import is_torchdynamo_compiling
 
@@ -67,3 +69,12 @@ def test_code_that_goes_another_way_where_it_is_traced():
     made = traced.trace(_Masked(), {}, flat, [(3, 4)], [[]], None)
     assert [tuple(sizes) for sizes in made.sizes] == [(3, 4)]
     assert is_torchdynamo_compiling.__name__ == "is_torchdynamo_compiling"
+
+
+def test_bounds_with_fractions():
+    """torch.sym_float is how PyTorch prints a size that becomes a float."""
+    size = sympy.Symbol("s0", integer=True)
+    text = traced._printed(sympy.Le(TruncToInt(0.25 * ToFloat(size)), 3, evaluate=False))
+    assert "torch." in text
+    holds = traced._function(text)
+    assert holds({"s0": 15}) and not holds({"s0": 16})

@@ -35,6 +35,8 @@ _PARTS = {
         torch.convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
     ),
     torch.ops.aten.bucketize.Tensor: _bucketize,
+    torch.ops.aten._is_all_true.default: torch.all,
+    torch.ops.aten._is_any_true.default: torch.any,
     torch.ops.aten.min.other: torch.minimum,
     torch.ops.aten.max.other: torch.maximum,
     **parts.ANTIALIASED,

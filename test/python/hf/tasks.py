@@ -8,7 +8,7 @@ import contextlib
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from graft.hf.structure import flatten
 import population
 from population import _ALWAYS, _SMALL, STEPS, VOCAB, Result, beside_eager, random_ids, random_weights
 
@@ -124,7 +123,9 @@ _OWN: dict[str, dict[str, Any]] = {
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
     "deepseek_ocr2_sam_vision_model": {"downsample_channels": [48, 48], "window_size": 2, "global_attn_indexes": [1]},
     "glm4v_moe_text": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}},
-    "glm5_next_text": {"index_kpool": 4},
+    "glm5_next_text": {"index_kpool": 4, "num_key_value_heads": 4},
+    "kosmos_2_text_model": {"attention_heads": 4, "layers": 2},
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
     "hunyuan_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
     "bros": {"hidden_size": 64},
     "vibevoice_acoustic_tokenizer": {"num_filters": 4},
@@ -150,6 +151,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "dots3_note_audio_encoder": {"adapter_input_size": 48, "adapter_out_dim": 48},
 }
 _MROPE = re.compile(r"(qwen2_vl|qwen2_5_vl|qwen2_5_omni|glm4v(?!_moe)|glm_ocr|glm46v|ernie4_5_vl).*text")  # their code has larger sections
+_EXPONENTS = ("lw_detr", "rf_detr")  # of the sizes of boxes, which their code begins at zero
 _NONE: dict[str, Any] = {}
 _REST = "what differs from the class's defaults"  # kept too: a backbone's stages, by the configuration around it
 _VARIANTS: tuple[tuple[dict[str, Any], frozenset[str]], ...] = (
@@ -225,11 +227,16 @@ def _made(name: str, shrunk: Callable[[Any], Any]) -> Any:
         config = next((part for part in parts if isinstance(part, kind.config_class)), config)
     config._attn_implementation = "eager"
     config.pad_token_id = getattr(config, "pad_token_id", None) or 0
+    if getattr(config, "is_encoder_decoder", False) and not hasattr(config, "decoder_start_token_id"):
+        config.decoder_start_token_id = 1
     with torch.device("meta"):
         if sum(p.numel() for p in kind(copy.deepcopy(config)).parameters()) > _LARGEST:
             raise ValueError(f"more than {_LARGEST} weights")
     torch.manual_seed(5)
     model = random_weights(kind(config).float().eval()).requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if config.model_type in _EXPONENTS and "bbox_embed" in name:
+            parameter.mul_(0.1)
     generation = getattr(model, "generation_config", None)
     if generation is not None and getattr(generation, "decoder_start_token_id", 1) is None:
         generation.decoder_start_token_id = 1
@@ -317,7 +324,8 @@ def _pictures(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
             ids = random_ids(rows, 8 + features // rows + 4 * step).clamp(min=PICTURE + 20)
             ids[:, 3 : 3 + features // rows] = PICTURE
             kinds = {"mm_token_type_ids": (ids == PICTURE).long()} if "mm_token_type_ids" in takes else {}
-            yield {"input_ids": ids, **kinds, **one}
+            question = {"qformer_input_ids": random_ids(rows, 5)} if "qformer_input_ids" in takes else {}
+            yield {"input_ids": ids, **kinds, **question, **one}
 
 
 def _features(found: Any) -> int:
@@ -335,6 +343,8 @@ def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
         text["input_ids"][:, -1] = model.config.eos_token_id  # whose place is classified
     if CLASSES[model.__class__.__name__][0] == "choices":
         text = {"input_ids": random_ids(rows * 2, 7 + 4 * step).unflatten(0, (rows, 2))}
+    if model.config.model_type == "longformer" and CLASSES[model.__class__.__name__][0] in ("answers in texts", "choices"):
+        text["input_ids"][..., [1, 3, -1]] = model.config.sep_token_id  # after the question, and twice more
     if "bbox" in takes:
         corners = torch.randint(0, 500, (*text["input_ids"].shape, 2), generator=torch.Generator().manual_seed(step))
         text["bbox"] = torch.cat([corners, corners + 100], -1)
@@ -363,8 +373,14 @@ def _with_decoder(model: Any, given: dict[str, torch.Tensor], tokens: int) -> di
 
 
 def _floats(output: Any) -> list[torch.Tensor]:
-    flat = flatten(output)
-    return [t for path, t in zip(flat.paths, flat.tensors) if t.is_floating_point() and "past_key_values" not in path]
+    """One that occurs twice counts twice: a program gives it twice."""
+    if isinstance(output, torch.Tensor):
+        return [output] if output.is_floating_point() else []
+    if isinstance(output, Mapping):
+        parts = [one for name, one in output.items() if name != "past_key_values"]
+    else:
+        parts = output if isinstance(output, (list, tuple)) else list(getattr(output, "__dict__", {}).values())
+    return [tensor for part in parts for tensor in _floats(part)]
 
 
 def _called(model: Any, given: dict[str, torch.Tensor], mask: torch.Tensor | None = None) -> list[torch.Tensor]:
@@ -375,6 +391,7 @@ def _called(model: Any, given: dict[str, torch.Tensor], mask: torch.Tensor | Non
 
 
 def _generated(model: Any, given: dict[str, torch.Tensor], beams: int) -> list[torch.Tensor]:
+    torch.manual_seed(7)  # some begin with random tokens (DiffusionGemma)
     options = dict(max_new_tokens=STEPS, do_sample=False, num_beams=beams, eos_token_id=None, pad_token_id=0)
     made = model.generate(**given, **options, return_dict_in_generate=True, output_logits=beams == 1)
     return [*(made.logits or () if beams == 1 else ()), made.sequences.float()]
