@@ -123,7 +123,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
     "deepseek_ocr2_sam_vision_model": {"downsample_channels": [48, 48], "window_size": 2, "global_attn_indexes": [1]},
     "glm4v_moe_text": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}},
-    "glm5_next_text": {"index_kpool": 4, "num_key_value_heads": 4},
+    "glm5_next_text": {"index_kpool": 4, "num_key_value_heads": 4, "qk_rope_head_dim": 0},
     "kosmos_2_text_model": {"attention_heads": 4, "layers": 2},
     "molmo2_adapter": {"vision_feature_layer": [1, 0]},
     "hunyuan_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
@@ -191,7 +191,7 @@ def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
         new["image_grid_pinpoints"] = [[32, 32]]
     names = [name for name in before if name.endswith(("token_id", "token_index"))]
     special = [name for name in names if isinstance(before[name], int) and before[name] >= VOCAB]
-    special += [name for name in names if before[name] is None and name.startswith("image_token")]
+    special += [name for name in names if name.startswith("image_token") and name not in special]
     special.sort(key=lambda name: not name.startswith("image_token"))
     new.update({name: PICTURE + i for i, name in enumerate(special)})
     if _REST in left:
@@ -393,6 +393,8 @@ def _called(model: Any, given: dict[str, torch.Tensor], mask: torch.Tensor | Non
 def _generated(model: Any, given: dict[str, torch.Tensor], beams: int) -> list[torch.Tensor]:
     torch.manual_seed(7)  # some begin with random tokens (DiffusionGemma)
     options = dict(max_new_tokens=STEPS, do_sample=False, num_beams=beams, eos_token_id=None, pad_token_id=0)
+    if model.config.model_type == "diffusion_gemma":  # further steps go on from tokens that are drawn, beside whose bounds rounding decides
+        options["max_denoising_steps"] = 1
     made = model.generate(**given, **options, return_dict_in_generate=True, output_logits=beams == 1)
     return [*(made.logits or () if beams == 1 else ()), made.sequences.float()]
 
@@ -468,7 +470,7 @@ def compare(name: str, change: Callable[[Any], None] = lambda model: None) -> Re
     def made() -> tuple[Any, Callable[[Any], Any]]:
         model, which = make(name)
         taken.extend(list(arguments(model, 2, 0))[which])
-        return model, lambda one: checks(one, which)
+        return model, lambda _: checks(model, which)  # with eager PyTorch's arguments: those of texts with pictures are made by the model
 
     generates = CLASSES[name][0] in GENERATING and getattr(transformers, name).can_generate()
     found = beside_eager(name, made, change, _largest, **({"route": "general"} if generates else {}))
