@@ -238,6 +238,8 @@ def test_generate(small):
     """Another caller's code unchanged, token for token as eager PyTorch: a batch that is padded on the left."""
     if small.name not in FAMILIES and os.environ["GRAFT_VULKAN_TEST"] != "all":
         pytest.skip("GRAFT_VULKAN_TEST=all takes all families")
+    if small.name == "gemma4_text" and ON_CPU:
+        pytest.skip("lavapipe compiles ggml's attention to heads of 512 elements for more than three minutes")
     net = small.make()
     compiled = graft.compile(copy.deepcopy(net), device=DEVICE)
     ids, mask, *_ = llm_models.left_padded(2, 20, (0, 7))
