@@ -348,6 +348,8 @@ bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices,
                  const Tensor& out) {
   if (!lowering.has_device() || out.numel() == 0 || !is_small_float(table.dtype())) return false;
   if (table.numel() == 0 || table.size(0) > std::numeric_limits<std::int32_t>::max()) return false;
+  if (is_narrow(table.dtype()) && table.size(1) % 2 != 0)
+    return lowering.refused("ggml's Vulkan backend reads rows of halves in pairs");
   const Tensor rows = lowering.allocate(DType::i32, Shape{indices.numel()});
   const Tensor target = f32_target(lowering, out);
   lowering.launch(kCheckIndex, {*try_reshape(indices, rows.shape())}, {rows},

@@ -27,6 +27,16 @@ def test_index_select(case):
     case.check(aten.index_select.default, (x, dim, case.indices(shape, x.shape[dim] if x.dim() else 1)))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rows_of_any_size(dtype):
+    """Devices read halves in pairs, or not at all."""
+    for size in (1, 2, 3, 33, 64):
+        weight, indices = torch.randn(40, size).to(dtype), torch.arange(39, -1, -3)
+        check_op(aten.embedding.default, (weight, indices))
+        check_op(aten.index_select.default, (weight, 0, indices))
+        check_op(aten.index.Tensor, (weight[None], [None, indices - 40]))
+
+
 @cases
 def test_masked_scatter(case):
     x = case.tensor(case.shape(0, most=2000), case.pick(ALL))
