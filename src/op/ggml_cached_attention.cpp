@@ -1,27 +1,22 @@
 // Attention over caches of keys and values that a device keeps.
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "base/check.h"
 #include "ggml.h"
 #include "kernel/attention/cache_slots.h"
 #include "lowering/lowering.h"
+#include "op/ggml_operands.h"
 #include "op/ggml_ops.h"
 
 namespace graft::device {
 namespace {
 
 using i64 = std::int64_t;
-using Params = std::array<std::int32_t, 16>;
 
 // Attention reads as many slots as a multiple of this, as far as there are.
 constexpr i64 kSlotBlock = 64;
-// Where ggml's Vulkan backend reads operands.
-constexpr i64 kOffsetAlignment = 256;
 constexpr std::array<int, 4> kSwapMiddle = {0, 2, 1, 3};
-
-std::int32_t bits(double value) { return std::bit_cast<std::int32_t>(static_cast<float>(value)); }
 
 // The result of a kernel of the positions: that of an earlier launch, where there is one, since all layers use the
 // same.
@@ -54,14 +49,6 @@ Tensor seen_of(const Tensor& cache, i64 size, i64 first_row, i64 rows, i64 slots
   out.offset += first_row * cache.size(1) * cache.size(2) * row_bytes(cache);
   out.desc.shape[0] = rows;
   out.desc.shape[2] = slots;
-  return out;
-}
-
-// A copy where the tensor begins elsewhere in a buffer.
-Tensor aligned(Lowering& lowering, const Tensor& tensor) {
-  if (tensor.offset % kOffsetAlignment == 0) return tensor;
-  const Tensor out = lowering.allocate(tensor.dtype(), tensor.shape());
-  lowering.copy(tensor, out);
   return out;
 }
 
@@ -120,8 +107,9 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
   const Stores value = stores_of(lowering, what.v, what.position, what.value_cache, attrs.ring);
   const CacheMaskAttrs sees{attrs.window, attrs.chunk, attrs.ring, any_row ? 1 : 0};
   const Tensor mask = of_positions(lowering, kCacheMask, what.position, DType::f16, Shape{rows, tokens, slots}, sees);
-  const Tensor q = aligned(lowering, lowering.cast(what.q, DType::f32));
-  const Tensor target = out.dtype() == DType::f32 ? out : lowering.allocate(DType::f32, out.shape());
+  const Tensor given = lowering.cast(what.q, DType::f32);
+  const Tensor q = is_aligned(given) ? given : moved(lowering, given);
+  const Tensor target = f32_target(lowering, out);
   Tensor query = lowering.with_contiguous_rows(q), result = target, cached_row;
   if (any_row) {
     query = permuted(lowering.allocate(DType::f32, Shape{rows, tokens, heads, size}), kSwapMiddle);
@@ -150,7 +138,7 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
   }
   lowering.launch_device(GGML_OP_FLASH_ATTN_EXT, operands, result, params);
   if (any_row) lowering.launch_device(GGML_OP_GET_ROWS, {as_rows(result), cached_row}, as_rows(target));
-  if (target.dtype() != out.dtype()) lowering.copy(target, out);
+  finish(lowering, target, out);
   return true;
 }
 

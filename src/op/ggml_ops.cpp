@@ -1,7 +1,6 @@
 #include "op/ggml_ops.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -10,18 +9,15 @@
 #include "kernel/attention/attention.h"
 #include "kernel/index/index.h"
 #include "lowering/lowering.h"
+#include "op/ggml_operands.h"
 
 namespace graft::device {
 namespace {
 
 using simd::ElementwiseOp;
 
-using Params = std::array<std::int32_t, 16>;
-
 bool is_narrow(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 bool is_small_float(DType dtype) { return dtype == DType::f32 || is_narrow(dtype); }
-
-std::int32_t bits(double value) { return std::bit_cast<std::int32_t>(static_cast<float>(value)); }
 
 Tensor transposed(const Tensor& tensor) {
   Tensor result = tensor;
@@ -33,21 +29,13 @@ Tensor transposed(const Tensor& tensor) {
   return result;
 }
 
-// Where ggml's Vulkan backend reads the operands of a product, and writes its result: multiples of what the device asks
-// for, at most this.
-constexpr std::int64_t kOffsetAlignment = 256;
-bool is_aligned(const Tensor& tensor) { return tensor.offset % kOffsetAlignment == 0; }
-
 // Contiguous rows without repeated elements, which all of ggml's backends can read.
 Tensor readable(Lowering& lowering, const Tensor& tensor) {
   const int last = tensor.rank() - 1;
   bool plain = tensor.rank() > 0 && (tensor.size(last) == 1 || tensor.stride(last) == 1) && is_aligned(tensor);
   for (int d = 0; plain && d < tensor.rank(); ++d) plain = tensor.size(d) == 1 || tensor.stride(d) > 0;
   if (plain) return tensor;
-  if (!tensor.desc.contiguous()) return lowering.contiguous(tensor);
-  const Tensor moved = lowering.allocate(tensor.dtype(), tensor.shape());
-  lowering.copy(tensor, moved);
-  return moved;
+  return tensor.desc.contiguous() ? moved(lowering, tensor) : lowering.contiguous(tensor);
 }
 
 // An operand of a product: its matrices are contiguous and lie at one distance. ggml's Vulkan backend rounds others to
@@ -66,14 +54,6 @@ Tensor factor(Lowering& lowering, const Tensor& tensor) {
 // Contiguous, as rows of the last dim.
 Tensor as_rows(const Tensor& tensor) {
   return tensor.rank() == 0 ? *try_reshape(tensor, Shape{1, 1}) : collapsed(tensor, 1);
-}
-
-// The tensor that an f32 op writes for a result of `out`'s dtype.
-Tensor f32_target(Lowering& lowering, const Tensor& out) {
-  return out.dtype() == DType::f32 ? out : lowering.allocate(DType::f32, out.shape());
-}
-void finish(Lowering& lowering, const Tensor& target, const Tensor& out) {
-  if (target.dtype() != out.dtype()) lowering.copy(target, out);
 }
 
 // --- functions of one operand: contiguous f32 rows in and out ---

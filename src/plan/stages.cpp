@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "lowering/uses.h"
+#include "pass/launch/passes.h"
 
 namespace graft {
 namespace {
@@ -74,10 +75,8 @@ class Cutter {
     const Launch& launch = plan_.launches[i];
     const Side side = launch.on_device ? Side::device : Side::host;
     open(side, i);
-    const auto belongs_there = [&](const Tensor& t) { return plan_.buffers[t.buffer].kept_on_device; };
-    [[maybe_unused]] const bool kept =
-        std::ranges::any_of(launch.inputs, belongs_there) || std::ranges::any_of(launch.outputs, belongs_there);
-    GRAFT_ASSERT(launch.on_device ? kept || i < plan_.commit_begin : !kept);
+    GRAFT_ASSERT(launch.on_device ? i < plan_.commit_begin || touches_kept(plan_, launch)
+                                  : !touches_kept(plan_, launch));
     for (const Tensor& t : launch.inputs)
       if (t.numel() > 0) need(t.buffer, side);
     for (const Tensor& t : launch.outputs) {

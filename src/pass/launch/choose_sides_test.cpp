@@ -53,6 +53,17 @@ TEST(ChooseSides, WhatTheDeviceHasStaysThere) {
   EXPECT_THAT(sides(plan), ElementsAre(true, true));
 }
 
+// A launch of the device between two of the CPU.
+Plan host_device_host() {
+  PlanBuilder b;
+  const Tensor x = b.vector(MemoryKind::input), t1 = b.vector(MemoryKind::arena), t2 = b.vector(MemoryKind::arena),
+               y = b.vector(MemoryKind::output);
+  b.host({x}, t1);
+  b.device({t1, t1}, t2);
+  b.host({t2}, y);
+  return b.uncut();
+}
+
 // An addition between two launches of the CPU is not worth two transfers of its operands.
 TEST(ChooseSides, ALittleWorkBetweenLaunchesOfTheCpuStaysWithThem) {
   PlanBuilder b;
@@ -127,13 +138,7 @@ TEST(ChooseSides, SmallLaunchesBetweenAndAfterThoseOfTheCpuGoThere) {
 // What the CPU makes before the device begins goes up with the inputs, and what it alone reads comes back with the
 // results.
 TEST(ChooseSides, BothEndsOfARunHaveTheirTransfersAnyway) {
-  PlanBuilder b;
-  const Tensor x = b.vector(MemoryKind::input), t1 = b.vector(MemoryKind::arena), t2 = b.vector(MemoryKind::arena),
-               y = b.vector(MemoryKind::output);
-  b.host({x}, t1);
-  b.device({t1, t1}, t2);
-  b.host({t2}, y);
-  Plan plan = b.uncut();
+  Plan plan = host_device_host();
   choose_sides(plan);
   EXPECT_THAT(sides(plan), ElementsAre(false, true, false));
 }
@@ -150,13 +155,7 @@ TEST(ChooseSides, WhatNoLaunchOfTheCpuTouchesStaysOnTheDevice) {
 }
 
 TEST(ChooseSides, WhatGgmlsCpuBackendLacksStaysOnTheDevice) {
-  PlanBuilder b;
-  const Tensor x = b.vector(MemoryKind::input), t1 = b.vector(MemoryKind::arena), t2 = b.vector(MemoryKind::arena),
-               y = b.vector(MemoryKind::output);
-  b.host({x}, t1);
-  b.device({t1, t1}, t2);
-  b.host({t2}, y);
-  Plan plan = b.uncut();
+  Plan plan = host_device_host();
   plan.launches[1].on_host_too = false;
   EXPECT_EQ(choose_sides(plan), 0u);
 }
