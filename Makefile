@@ -18,8 +18,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
-.PHONY: all help demo test test-cpp test-python product build setup system format format-check tidy asan tsan mutations cuda \
-        vulkan vulkan-test \
+.PHONY: all help demo test test-cpp test-python product build setup system format format-check tidy asan tsan mutations \
+        vulkan vulkan-test cuda cuda-test \
         fuzz coverage docs types soak reliability bench bench-kernels bench-overhead install-check wheel wheel-check \
         wheels wheels-check clean-check aarch64-check executorch-suite ops-report clean
 all: build
@@ -37,8 +37,8 @@ help:
 	@echo 'make coverage        lines of loader, verifier, planner, lowering and text that the tests reach; fails below 95 %'
 	@echo 'make mutations       puts known bugs into a copy of the tree, one by one, and requires that the tests notice;'
 	@echo '                     ONLY=name,... for some of them'
-	@echo 'make cuda            build and C++ tests on a ggml with CUDA'
 	@echo 'make vulkan          the Vulkan backend of ggml as a module beside the CPU one; vulkan-test: what runs on it'
+	@echo 'make cuda            the same for CUDA (GRAFT_CUDA_ARCHITECTURES=90: for which GPUs); cuda-test, on a GPU'
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
 	@echo 'make executorch-suite  the operator tests that ExecuTorch ships for backends, on graft'
 	@echo 'make wheel-check     pip install . into an environment of its own'
@@ -174,11 +174,6 @@ coverage: setup
 mutations: setup $(STAMP)/test-packages $(STAMP)/llama-cpp
 	@$(BIN)/python test/mutations/run.py --jobs $(JOBS) $(if $(ONLY),--only $(ONLY)) $(if $(CMAKE_ARGS),-- $(CMAKE_ARGS))
 
-cuda: setup
-	$(CMAKE) --preset cuda
-	$(CMAKE) --build --preset cuda -j $(JOBS)
-	$(BIN)/ctest --preset cuda
-
 # Beside an engine that is built already: no part of graft depends on it.
 vulkan: setup
 	@tools/setup/system.sh $(PYTHON) vulkan
@@ -196,6 +191,21 @@ vulkan-test: vulkan build
 	@env $(VULKAN_ENV) GRAFT_DEVICE=vulkan0 build/release/graft_tests --gtest_brief=1 --gtest_filter='KvOnDevice.*:KvRing.*'
 	@echo '== Operators on a Vulkan device, $(VULKAN_CASES) cases each'
 	@env $(VULKAN_ENV) GRAFT_DEVICE=vulkan0 GRAFT_CASES=$(VULKAN_CASES) $(BIN)/python -m pytest -q src/op
+
+cuda: setup
+	@$(TIMED) 'the CUDA backend of ggml from its source (log: build/ggml-cuda-build.log)' \
+	  tools/setup/cuda.sh $(VENV) $(JOBS)
+
+CUDA_ENV = GRAFT_DEVICE=cuda0 OMP_NUM_THREADS=1
+CUDA_CASES ?= 20
+
+cuda-test: cuda build
+	@echo '== Models on a CUDA device'
+	@env $(CUDA_ENV) GRAFT_DEVICE_TEST=cuda0 $(BIN)/python -m pytest -q -rP test/python/device/vulkan_test.py
+	@echo '== Caches and states on a CUDA device'
+	@env $(CUDA_ENV) build/release/graft_tests --gtest_brief=1 --gtest_filter='KvOnDevice.*:KvRing.*'
+	@echo '== Operators on a CUDA device, $(CUDA_CASES) cases each'
+	@env $(CUDA_ENV) GRAFT_CASES=$(CUDA_CASES) $(BIN)/python -m pytest -q src/op
 
 wheel: setup
 	$(PIP) wheel --no-build-isolation --no-deps -w dist .

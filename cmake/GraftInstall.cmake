@@ -36,14 +36,16 @@ if(GRAFT_ALL_CPUS)
   install(TARGETS ${ggml_targets} LIBRARY DESTINATION graft/lib NAMELINK_SKIP COMPONENT python_ggml EXCLUDE_FROM_ALL)
 endif()
 
-# Where `make vulkan` has built it: a module, loaded from beside ggml's libraries.
+# Where `make vulkan` and `make cuda` have built them: modules, loaded from beside ggml's libraries.
 if(GRAFT_GGML_LIB_DIR)
-  install(FILES "${GRAFT_GGML_LIB_DIR}/libggml-vulkan.so" DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT sdk OPTIONAL)
-  install(FILES "${GRAFT_GGML_LIB_DIR}/libggml-vulkan.so" DESTINATION graft/lib COMPONENT python_ggml OPTIONAL
-          EXCLUDE_FROM_ALL)
+  foreach(module vulkan cuda)
+    set(file "${GRAFT_GGML_LIB_DIR}/libggml-${module}.so")
+    install(FILES "${file}" DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT sdk OPTIONAL)
+    install(FILES "${file}" DESTINATION graft/lib COMPONENT python_ggml OPTIONAL EXCLUDE_FROM_ALL)
+  endforeach()
 endif()
 # The libraries of an installed ggml, under the names that the loader looks for. They find each other through $ORIGIN.
-foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
+foreach(part ggml ggml-base ggml-cpu ggml-rpc)
   if(TARGET ggml::${part} AND NOT GRAFT_ALL_CPUS)
     get_target_property(location ggml::${part} IMPORTED_LOCATION)
     file(GLOB by_soname "${location}.*")

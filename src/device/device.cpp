@@ -13,9 +13,9 @@
 #include "base/ggml_cpu.h"
 #include "base/log.h"
 #include "base/rethrow.h"
+#include "device/backend_modules.h"
 #include "device/ggml_layout.h"
 #include "device/rpc.h"
-#include "device/vulkan.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "graft/graft.h"
@@ -32,15 +32,25 @@ std::string lower(std::string text) {
 
 constexpr std::string_view kCpu = "cpu";
 
-std::vector<ggml_backend_dev_t> ggml_devices() {
-  simd::check_cpu();  // before ggml's backends load: they run instructions of the CPU they were built for
+// Before ggml's backends load: they run instructions of the CPU they were built for.
+void prepare_ggml() {
+  simd::check_cpu();
   install_ggml_log();
-  load_vulkan();
+}
+
+// Those there are, of backends that are loaded.
+std::vector<ggml_backend_dev_t> ggml_devices() {
   std::vector<ggml_backend_dev_t> out;
   for (std::size_t i = 0; i < ggml_backend_dev_count(); ++i) out.push_back(ggml_backend_dev_get(i));
   for (ggml_backend_dev_t device : rpc_devices())
     if (std::find(out.begin(), out.end(), device) == out.end()) out.push_back(device);
   return out;
+}
+
+std::vector<ggml_backend_dev_t> all_devices() {
+  prepare_ggml();
+  load_all_backends();
+  return ggml_devices();
 }
 
 // Which build of the kernels this CPU runs.
@@ -50,6 +60,15 @@ std::string kernels_in_use() {
 }
 
 std::string name_of(ggml_backend_dev_t device) { return lower(ggml_backend_dev_name(device)); }
+
+// Null if there is none.
+ggml_backend_dev_t device_named(std::string_view name) {
+  prepare_ggml();
+  load_backend_of(name);
+  for (ggml_backend_dev_t device : ggml_devices())
+    if (name_of(device) == name) return device;
+  return nullptr;
+}
 
 // Whether the device multiplies by a matrix of this type.
 bool multiplies(ggml_backend_dev_t device, ggml_type type) {
@@ -106,7 +125,7 @@ DeviceInfo info_of(ggml_backend_dev_t device) {
 
 std::vector<DeviceInfo> devices() try {
   std::vector<DeviceInfo> out;
-  for (ggml_backend_dev_t device : ggml_devices()) out.push_back(info_of(device));
+  for (ggml_backend_dev_t device : all_devices()) out.push_back(info_of(device));
   return out;
 } catch (...) {
   rethrow_typed();
@@ -134,21 +153,17 @@ DeviceChoice resolve_device(const std::string& name) {
   }
   GRAFT_CHECK(InvalidArgument, fits, "device '", given, "'", source,
               ": expected a name, or NAME:LAYERS,cpu for a device that has the first layers beside the CPU");
+  if (device_named(choice.name)) return choice;
   std::string known;
-  for (ggml_backend_dev_t device : ggml_devices()) {
-    const std::string found = name_of(device);
-    if (found == choice.name) return choice;
-    known += (known.empty() ? "" : ", ") + found;
-  }
-  const bool is_vulkan = choice.name.starts_with("vulkan") && !load_vulkan().empty();
+  for (ggml_backend_dev_t device : all_devices()) known += (known.empty() ? "" : ", ") + name_of(device);
+  const std::string& why_not = load_backend_of(choice.name);
   throw NotFound(str("no device '", choice.name, "'", source, "; this machine has: ", known,
-                     is_vulkan ? ". " + load_vulkan() : ""));
+                     why_not.empty() ? "" : ". " + why_not));
 }
 
 ggml_backend_dev_t find_device(const std::string& name) {
   if (name == kCpu) return nullptr;
-  for (ggml_backend_dev_t device : ggml_devices())
-    if (name_of(device) == name) return device;
+  if (ggml_backend_dev_t device = device_named(name)) return device;
   throw NotFound(str("device '", name, "' is gone"));
 }
 
