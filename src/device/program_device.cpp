@@ -66,6 +66,9 @@ ProgramDevice::ProgramDevice(ggml_backend_dev_t device, std::string name)
       name_(std::move(name)),
       is_cpu_(ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU),
       is_rpc_(is_of(device, "RPC")),
+      is_cuda_(is_of(device, "CUDA")),
+      // Vulkan's sines may be off by 2^-11, and by more beyond pi.
+      computes_angles_(!is_of(device, "Vulkan")),
       // Mesa's lavapipe counts references of all bindings of a descriptor set, also those that the shader does not have
       // and that ggml set for another one: of a buffer that was freed since, it writes into freed memory.
       reads_old_descriptors_(std::string_view(ggml_backend_dev_description(device)).starts_with("llvmpipe")),

@@ -49,6 +49,9 @@ class ProgramDevice : public DeviceOps {
 
   bool supports(const Launch& launch) const override { return supports(device_, launch); }
   bool host_supports(const Launch& launch) const override { return supports(host_, launch); }
+  bool computes_angles() const override { return computes_angles_; }
+  bool multiplies_halves() const override { return is_cuda_; }
+  bool rounds_attention() const override { return is_cuda_; }
   std::int64_t alignment() const override { return alignment_; }
   bool is_cpu() const override { return is_cpu_; }
   std::size_t streams() const override { return has_streams_ ? kMaxStreams : 1; }
@@ -99,6 +102,8 @@ class ProgramDevice : public DeviceOps {
   mutable std::atomic<bool> lost_ = false;
   bool is_cpu_;
   bool is_rpc_;
+  bool is_cuda_;
+  bool computes_angles_;
   bool reads_old_descriptors_;
   bool has_streams_;  // that do not wait for the host, with events between them
   std::int64_t alignment_;

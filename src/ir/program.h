@@ -57,6 +57,7 @@ struct Arg {
 
   static Arg of_value(ValueId id) { return {Kind::value, static_cast<std::int64_t>(id), 0, {}, {}}; }
   static Arg of_integer(std::int64_t i) { return {Kind::integer, i, 0, {}, {}}; }
+  static Arg of_real(double f) { return {Kind::real, 0, f, {}, {}}; }
   bool is_value() const { return kind == Kind::value; }
   bool is_graph() const { return kind == Kind::graph; }
   ValueId value() const { return static_cast<ValueId>(i); }

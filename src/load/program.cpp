@@ -176,6 +176,9 @@ class PlacedOps final : public DeviceOps {
     return buffer.memory != MemoryKind::weight ||
            !program_.placement.weights_on_host.contains(method_.weights[buffer.index]);
   }
+  bool computes_angles() const override { return device_.computes_angles(); }
+  bool multiplies_halves() const override { return device_.multiplies_halves(); }
+  bool rounds_attention() const override { return device_.rounds_attention(); }
   std::int64_t alignment() const override { return device_.alignment(); }
   std::size_t streams() const override { return device_.streams(); }
 

@@ -194,7 +194,10 @@ struct Program::Impl {
             .plain = plain != nullptr,
             .pack_linear_layers = pack_linear_layers,
             .others = &others,
-            .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
+            .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr,
+            .halves_as_stored =
+                matmul_precision == MatmulPrecision::medium || (on_device != nullptr && on_device->multiplies_halves()),
+            .computes_angles = on_device != nullptr && on_device->computes_angles()};
   }
   // Index of the method. Throws NotFound, listing the program's methods.
   std::uint32_t find(std::string_view name) const;

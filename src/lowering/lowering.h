@@ -27,6 +27,12 @@ class DeviceOps {
   virtual bool holds(const Buffer&) const { return true; }
   // The CPU itself: ggml's ops are preferred to graft's kernels, and run among them.
   virtual bool is_cpu() const { return false; }
+  // Whether sines and cosines are as exact as the CPU's, for angles of any size.
+  virtual bool computes_angles() const { return false; }
+  // Whether products of f32 and halves are those of f32, unless they may round.
+  virtual bool multiplies_halves() const { return false; }
+  // Whether attention rounds its operands to f16.
+  virtual bool rounds_attention() const { return false; }
   virtual std::int64_t alignment() const = 0;        // of tensors in its memory, bytes
   virtual std::size_t streams() const { return 1; }  // that may run side by side, with events between them
 };
@@ -78,6 +84,7 @@ class Lowering {
                   const std::array<std::int32_t, 16>& params = {});
   // Whether the device has room for a weight or a state.
   bool device_holds(const Tensor& tensor) const { return device_->holds(sequence_.buffers[tensor.buffer]); }
+  bool device_rounds_attention() const { return device_->rounds_attention(); }
   // A state that is the device's: every launch that touches it is there, and it stays there between runs. `all` is its
   // memory there, which may be more than on the host.
   void keep_on_device(const Tensor& all);

@@ -1,10 +1,14 @@
 // Attention over caches of keys and values that a device keeps.
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <vector>
 
 #include "base/check.h"
 #include "ggml.h"
 #include "kernel/attention/cache_slots.h"
+#include "kernel/elementwise/elementwise.h"
 #include "lowering/lowering.h"
 #include "op/ggml_operands.h"
 #include "op/ggml_ops.h"
@@ -14,23 +18,10 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Attention reads as many slots as a multiple of this, as far as there are.
-constexpr i64 kSlotBlock = 64;
-constexpr std::array<int, 4> kSwapMiddle = {0, 2, 1, 3};
-
-// The result of a kernel of the positions: that of an earlier launch, where there is one, since all layers use the
-// same.
-template <typename Attrs>
-Tensor of_positions(Lowering& lowering, const Kernel& kernel, const Tensor& position, DType dtype, const Shape& shape,
-                    const Attrs& attrs) {
-  for (const Launch& earlier : lowering.sequence().launches)
-    if (earlier.kernel == &kernel && same_tensor(earlier.inputs[0], position) && earlier.outputs[0].shape() == shape &&
-        std::memcmp(earlier.attrs.data(), &attrs, sizeof(attrs)) == 0)
-      return earlier.outputs[0];
-  const Tensor out = lowering.allocate(dtype, shape);
-  lowering.launch(kernel, {position}, {out}, attrs);
-  return out;
-}
+// Attention reads as many slots as a multiple of this, as far as there are: what ggml's faster kernels need.
+constexpr i64 kSlotBlock = 256;
+// A mask with at least so many elements is made on the device.
+constexpr i64 kLargeMask = 1 << 16;
 
 // A cache whose rows have `size` elements as ggml sees it: bytes are q8_0 blocks.
 Tensor in_blocks(const Tensor& cache, i64 size) {
@@ -83,6 +74,80 @@ Stores stores_of(Lowering& lowering, const Tensor& tokens, const Tensor& positio
   return out;
 }
 
+// What kCacheMask makes of the positions of tokens that see all slots up to their own: log(1 - [slot > position]).
+constexpr std::size_t kMaskLaunches = 9;
+bool launch_mask(Lowering& lowering, const Tensor& position, const Tensor& mask) {
+  const Shape& shape = mask.shape();
+  const auto f32 = [&](const Shape& sizes) { return lowering.allocate(DType::f32, sizes); };
+  const Tensor at = *try_reshape(lowering.cast(position, DType::f32), Shape{shape[0], shape[1], 1});
+  const Tensor slot = f32(Shape{1, 1, shape[2]}), seen_to = f32(at.shape());
+  std::array<Tensor, 5> t;
+  for (Tensor& step : t) step = f32(shape);
+  // Padding sees the first slot.
+  return lowering.launch_device(GGML_OP_CLAMP, {at}, seen_to, Params{bits(0), bits(INFINITY)}) &&
+         lowering.launch_device(GGML_OP_ARANGE, {}, *try_reshape(slot, Shape{shape[2]}),
+                                Params{bits(0), bits(static_cast<double>(shape[2])), bits(1)}) &&
+         lowering.launch_device(GGML_OP_REPEAT, {slot}, t[0]) &&
+         lowering.launch_device(GGML_OP_SUB, {t[0], seen_to}, t[1], {}, 1) &&
+         lowering.launch_device(GGML_OP_UNARY, {t[1]}, t[2], Params{GGML_UNARY_OP_STEP}, 1) &&
+         lowering.launch_device(GGML_OP_SCALE, {t[2]}, t[3], Params{bits(-1), bits(1)}, 1) &&
+         lowering.launch_device(GGML_OP_LOG, {t[3]}, t[4], {}, 1) && lowering.launch_device(GGML_OP_CPY, {t[4]}, mask);
+}
+
+// Once for all layers that see the same.
+Tensor mask_of(Lowering& lowering, const Tensor& position, const Shape& shape, const CacheMaskAttrs& sees) {
+  if (shape.numel() < kLargeMask || sees.window > 0 || sees.chunk > 0 || sees.ring > 0 || sees.by_cache_row != 0)
+    return of_positions(lowering, kCacheMask, position, DType::f16, shape, sees);
+  const std::vector<Launch>& launches = lowering.sequence().launches;
+  for (std::size_t i = kMaskLaunches; i <= launches.size(); ++i) {
+    const Launch &first = launches[i - kMaskLaunches], &last = launches[i - 1];
+    if (first.kernel == &kCopy && same_tensor(first.inputs[0], position) && !last.kernel &&
+        last.ggml_op == GGML_OP_CPY && last.outputs[0].dtype() == DType::f16 && last.outputs[0].shape() == shape &&
+        launches[i - 2].ggml_op == GGML_OP_LOG)
+      return last.outputs[0];
+  }
+  const Tensor mask = lowering.allocate(DType::f16, shape);
+  if (launch_mask(lowering, position, mask)) return mask;
+  return of_positions(lowering, kCacheMask, position, DType::f16, shape, sees);
+}
+
+// The steps of attention as products, for devices whose FLASH_ATTN_EXT would round f32 caches.
+struct Products {
+  Tensor scores, weights;    // f32 [rows, H, T, slots]
+  Tensor columns, averages;  // f32 [rows, H of values, Dv, slots], [rows, H, T, Dv]
+  Params scale;
+};
+
+Products products_of(Lowering& lowering, const Tensor& query, const Tensor& values, double scale, double softcap) {
+  const i64 rows = query.size(0), heads = query.size(1), tokens = query.size(2), slots = values.size(2);
+  const auto f32 = [&](const Shape& shape) { return lowering.allocate(DType::f32, shape); };
+  const Shape square{rows, heads, tokens, slots};
+  return {f32(square), f32(square), f32(Shape{rows, values.size(1), values.size(3), slots}),
+          f32(Shape{rows, heads, tokens, values.size(3)}), Params{bits(softcap > 0 ? 1 : scale)}};
+}
+
+// As FLASH_ATTN_EXT, which has the operands q, k, v, mask and sinks, if any.
+void launch_products(Lowering& lowering, const std::vector<Tensor>& operands, const CachedAttentionAttrs& attrs,
+                     const Products& steps, const Tensor& result) {
+  lowering.launch_device(GGML_OP_MUL_MAT, {operands[1], lowering.contiguous(operands[0])}, steps.scores,
+                         Params{GGML_PREC_F32});
+  Tensor scores = steps.scores;
+  if (attrs.softcap > 0) {
+    std::array<Tensor, 3> t;
+    for (Tensor& step : t) step = lowering.allocate(DType::f32, scores.shape());
+    lowering.launch_device(GGML_OP_SCALE, {scores}, t[0], Params{bits(attrs.scale / attrs.softcap), 0}, 1);
+    lowering.launch_device(GGML_OP_UNARY, {t[0]}, t[1], Params{GGML_UNARY_OP_TANH}, 1);
+    lowering.launch_device(GGML_OP_SCALE, {t[1]}, t[2], Params{bits(attrs.softcap), 0}, 1);
+    scores = t[2];
+  }
+  std::vector<Tensor> weighed{scores, operands[3]};
+  if (operands.size() > 4) weighed.push_back(operands[4]);
+  lowering.launch_device(GGML_OP_SOFT_MAX, weighed, steps.weights, steps.scale);
+  lowering.copy(permuted(operands[2], std::array{0, 1, 3, 2}), steps.columns);
+  lowering.launch_device(GGML_OP_MUL_MAT, {steps.columns, steps.weights}, steps.averages, Params{GGML_PREC_F32});
+  lowering.copy(permuted(steps.averages, kSwapMiddle), result);
+}
+
 }  // namespace
 
 bool cached_attention(Lowering& lowering, const CachedAttention& what, const Tensor& out) {
@@ -106,7 +171,7 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
   const Stores key = stores_of(lowering, what.k, what.position, what.key_cache, attrs.ring);
   const Stores value = stores_of(lowering, what.v, what.position, what.value_cache, attrs.ring);
   const CacheMaskAttrs sees{attrs.window, attrs.chunk, attrs.ring, any_row ? 1 : 0};
-  const Tensor mask = of_positions(lowering, kCacheMask, what.position, DType::f16, Shape{rows, tokens, slots}, sees);
+  const Tensor mask = mask_of(lowering, what.position, Shape{rows, tokens, slots}, sees);
   const Tensor given = lowering.cast(what.q, DType::f32);
   const Tensor q = is_aligned(given) ? given : moved(lowering, given);
   const Tensor target = f32_target(lowering, out);
@@ -121,10 +186,21 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
                                *try_reshape(mask, Shape{rows, 1, tokens, slots})};
   if (what.sinks) operands.push_back(*what.sinks);
   const Params params{bits(attrs.scale), 0, bits(attrs.softcap), GGML_PREC_F32};
+  const bool rounds = lowering.device_rounds_attention() && lowering.matmul_precision() == MatmulPrecision::highest;
+  const auto is_f32 = [](const Tensor& cache) { return cache.dtype() == DType::f32; };
+  std::optional<Products> products;
+  if (rounds && is_f32(what.key_cache) && is_f32(what.value_cache))
+    products = products_of(lowering, query, operands[2], attrs.scale, attrs.softcap);
+  const auto attends = [&] {
+    if (!products) return lowering.device_has(GGML_OP_FLASH_ATTN_EXT, operands, result, params);
+    std::vector<Tensor> weighed{products->scores, operands[3]};
+    if (what.sinks) weighed.push_back(*what.sinks);
+    return lowering.device_has(GGML_OP_MUL_MAT, {operands[1], query}, products->scores, Params{GGML_PREC_F32}) &&
+           lowering.device_has(GGML_OP_SOFT_MAX, weighed, products->weights, products->scale);
+  };
   // Asked before anything is written to a cache.
   if (!lowering.device_has(GGML_OP_SET_ROWS, {key.rows, key.slots}, key.target) ||
-      !lowering.device_has(GGML_OP_SET_ROWS, {value.rows, value.slots}, value.target) ||
-      !lowering.device_has(GGML_OP_FLASH_ATTN_EXT, operands, result, params))
+      !lowering.device_has(GGML_OP_SET_ROWS, {value.rows, value.slots}, value.target) || !attends())
     return lowering.refused("ggml's attention does not take these types and sizes");
   if (any_row) {
     const Tensor from = lowering.contiguous(permuted(q, kSwapMiddle)), to = permuted(query, kSwapMiddle);
@@ -136,7 +212,10 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
     lowering.keep_on_device(stores.target);
     lowering.launch_device(GGML_OP_SET_ROWS, {stores.rows, stores.slots}, stores.target);
   }
-  lowering.launch_device(GGML_OP_FLASH_ATTN_EXT, operands, result, params);
+  if (products)
+    launch_products(lowering, operands, attrs, *products, result);
+  else
+    lowering.launch_device(GGML_OP_FLASH_ATTN_EXT, operands, result, params);
   if (any_row) lowering.launch_device(GGML_OP_GET_ROWS, {as_rows(result), cached_row}, as_rows(target));
   finish(lowering, target, out);
   return true;

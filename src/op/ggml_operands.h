@@ -3,6 +3,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 
 #include "lowering/lowering.h"
 
@@ -17,6 +18,22 @@ inline std::int32_t bits(double value) { return std::bit_cast<std::int32_t>(stat
 // for, at most this.
 inline constexpr std::int64_t kOffsetAlignment = 256;
 inline bool is_aligned(const Tensor& tensor) { return tensor.offset % kOffsetAlignment == 0; }
+
+inline constexpr std::array<int, 4> kSwapMiddle = {0, 2, 1, 3};
+
+// The result of a kernel of the positions: that of an earlier launch, where there is one, since all layers use the
+// same.
+template <typename Attrs>
+Tensor of_positions(Lowering& lowering, const Kernel& kernel, const Tensor& position, DType dtype, const Shape& shape,
+                    const Attrs& attrs) {
+  for (const Launch& earlier : lowering.sequence().launches)
+    if (earlier.kernel == &kernel && same_tensor(earlier.inputs[0], position) && earlier.outputs[0].shape() == shape &&
+        std::memcmp(earlier.attrs.data(), &attrs, sizeof(attrs)) == 0)
+      return earlier.outputs[0];
+  const Tensor out = lowering.allocate(dtype, shape);
+  lowering.launch(kernel, {position}, {out}, attrs);
+  return out;
+}
 
 // The same elements at the beginning of a buffer.
 inline Tensor moved(Lowering& lowering, const Tensor& tensor) {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "ggml.h"
 #include "kernel/attention/attention.h"
+#include "kernel/elementwise/elementwise.h"
 #include "kernel/index/index.h"
 #include "lowering/lowering.h"
 #include "op/ggml_operands.h"
@@ -177,9 +178,39 @@ bool with_number(Lowering& lowering, ElementwiseOp op, const Tensor& x, double v
   }
 }
 
+// The operand of an earlier silu whose result this is; none if there is no such launch.
+const Tensor* operand_of_silu(Lowering& lowering, const Tensor& result) {
+  const std::vector<Launch>& launches = lowering.sequence().launches;
+  for (auto launch = launches.rbegin(); launch != launches.rend(); ++launch) {
+    if (launch->outputs.empty() || launch->outputs[0].buffer != result.buffer) continue;
+    const bool silu = !launch->kernel && launch->ggml_op == GGML_OP_UNARY && launch->params[0] == GGML_UNARY_OP_SILU;
+    return silu && launch->outputs[0].offset == result.offset && launch->outputs[0].numel() == result.numel()
+               ? &launch->inputs[0]
+               : nullptr;
+  }
+  return nullptr;
+}
+
+// silu(gate) * up in one: ggml's backends make it part of the products before it.
+bool gated(Lowering& lowering, const Tensor& activated, const Tensor& up, const Tensor& out) {
+  if (!activated.desc.contiguous() || !up.desc.contiguous() || activated.shape() != out.shape() ||
+      up.shape() != out.shape())
+    return false;
+  const Tensor* gate = operand_of_silu(lowering, activated);
+  if (!gate || !gate->desc.contiguous()) return false;
+  const Tensor rows = as_rows(out);
+  return lowering.launch_device(GGML_OP_GLU, {*try_reshape(*gate, rows.shape()), as_rows(up)}, rows,
+                                Params{GGML_GLU_OP_SWIGLU}, 3);
+}
+
 // ggml repeats the second operand to the size of the first, never the first one.
 bool with_tensor(Lowering& lowering, int op, Tensor a, Tensor b, const Tensor& out) {
   const bool commutes = op == GGML_OP_ADD || op == GGML_OP_MUL;
+  if (op == GGML_OP_MUL && (gated(lowering, a, b, out) || gated(lowering, b, a, out))) return true;
+  // As rows, as products and norms have them: ggml's backends make sums part of what they follow.
+  if (a.shape() == out.shape() && b.shape() == out.shape() && a.desc.contiguous() && b.desc.contiguous() &&
+      is_aligned(a))
+    return lowering.launch_device(op, {as_rows(a), as_rows(b)}, as_rows(out), {}, 1);
   if (commutes && a.shape() != out.shape()) std::swap(a, b);
   if (a.shape() != out.shape()) {
     const Tensor whole = lowering.allocate(DType::f32, out.shape());
@@ -246,10 +277,20 @@ bool matmul(Lowering& lowering, const Tensor& a, const Tensor& b, const Tensor* 
   // ggml contracts the last dim of both. The second operand is read as it is stored, f16 and bf16 too; the first one
   // and the result are f32.
   const Tensor weight = factor(lowering, transposed(b));
-  const Tensor rows = factor(lowering, widened(lowering, a));
+  Tensor rows = factor(lowering, widened(lowering, a));
   const Tensor target = f32_target(lowering, out);
   const Tensor product = bias ? lowering.allocate(DType::f32, out.shape()) : target;
-  if (!lowering.launch_device(GGML_OP_MUL_MAT, {weight, rows}, product, Params{GGML_PREC_F32})) return false;
+  Tensor result = product;
+  // One matrix for all batches: their rows are those of one product.
+  if (const bool one = weight.numel() == weight.size(weight.rank() - 1) * weight.size(weight.rank() - 2);
+      one && rows.desc.contiguous() && rows.rank() >= 2) {
+    rows = as_rows(rows);
+    result = as_rows(product);
+  }
+  const bool may_round = lowering.matmul_precision() == MatmulPrecision::medium;
+  if (!lowering.launch_device(GGML_OP_MUL_MAT, {weight, rows}, result,
+                              Params{may_round ? GGML_PREC_DEFAULT : GGML_PREC_F32}))
+    return false;
   if (bias && !with_tensor(lowering, GGML_OP_ADD, product, widened(lowering, *bias), target)) return false;
   finish(lowering, target, out);
   return true;
@@ -259,7 +300,10 @@ bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weig
           std::int64_t row, double eps, const Tensor& out) {
   if (!lowering.has_device() || out.numel() == 0 || !is_small_float(input.dtype())) return false;
   const Tensor target = f32_target(lowering, out);
-  const Shape rows{out.numel() / row, row};
+  // Heads of tokens are a dimension, as rotary positions want it.
+  const bool heads = out.rank() == 4 && out.size(3) == row;
+  const Shape rows = heads ? Shape{out.size(0) * out.size(1), out.size(2), row} : Shape{out.numel() / row, row};
+  const Shape row_means = heads ? Shape{rows[0], rows[1], 1} : Shape{rows[0], 1};
   Tensor current = *try_reshape(widened(lowering, input), rows);
   const Tensor last = *try_reshape(target, rows);
   const auto next = [&](bool is_last) { return is_last ? last : lowering.allocate(DType::f32, rows); };
@@ -268,7 +312,7 @@ bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weig
   // ggml's Vulkan backend takes the variance as the mean of squares less the square of the mean, which cancels where
   // the mean is large: it gets rows whose mean is 0.
   if (kind == Norm::layer && !lowering.plain()) {
-    const Tensor mean = lowering.allocate(DType::f32, Shape{rows[0], 1});
+    const Tensor mean = lowering.allocate(DType::f32, row_means);
     const Tensor centered = lowering.allocate(DType::f32, rows);
     if (!lowering.launch_device(GGML_OP_MEAN, {current}, mean) ||
         !lowering.launch_device(GGML_OP_SUB, {current, mean}, centered, {}, 1))
@@ -281,7 +325,7 @@ bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weig
   const auto then = [&](int step, const Tensor* operand, bool is_last) {
     if (!operand) return true;
     const Tensor to = next(is_last);
-    const Tensor factor = *try_reshape(widened(lowering, *operand), Shape{1, row});
+    const Tensor factor = *try_reshape(widened(lowering, *operand), heads ? Shape{1, 1, row} : Shape{1, row});
     const bool done = lowering.launch_device(step, {current, factor}, to, {}, 1);
     current = to;
     return done;
@@ -417,6 +461,37 @@ bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
   if (what.mask && !lowering.launch_device(GGML_OP_MUL, {result, seen}, to_rank4(target), {}, 1)) return false;
   finish(lowering, target, out);
   return true;
+}
+
+namespace {
+
+// Once for all layers.
+Tensor as_i32(Lowering& lowering, const Tensor& position) {
+  for (const Launch& earlier : lowering.sequence().launches)
+    if (earlier.kernel == &kCopy && same_tensor(earlier.inputs[0], position) &&
+        earlier.outputs[0].dtype() == DType::i32 && earlier.outputs[0].desc.contiguous())
+      return *try_reshape(earlier.outputs[0], Shape{position.numel()});
+  return *try_reshape(lowering.cast(position, DType::i32), Shape{position.numel()});
+}
+
+}  // namespace
+
+bool rope(Lowering& lowering, const Tensor& x, const Tensor& position, const Tensor& period, double scale,
+          const Tensor& out) {
+  if (!lowering.has_device() || position.numel() > std::numeric_limits<std::int32_t>::max()) return false;
+  const Shape& sizes = out.shape();
+  const Shape heads_of_tokens{sizes[0] * sizes[2], sizes[1], sizes[3]};
+  const auto flat = [&](const Tensor& t) { return *try_reshape(t, heads_of_tokens); };
+  const Tensor swapped = permuted(x, kSwapMiddle);
+  const Tensor rows = swapped.desc.contiguous() ? swapped : lowering.contiguous(swapped);
+  const Tensor at = as_i32(lowering, position);
+  Params params{};
+  params[1] = static_cast<std::int32_t>(sizes[3]);
+  params[2] = GGML_ROPE_TYPE_NEOX;
+  params[5] = params[6] = bits(1);  // the base and the factor of frequencies, which the periods have in them
+  params[8] = bits(scale);
+  return lowering.launch_device(GGML_OP_ROPE, {flat(rows), at, readable(lowering, period)},
+                                flat(permuted(out, kSwapMiddle)), params);
 }
 
 bool convolution(Lowering& lowering, const Tensor& x, const Tensor& weight, const Tensor* bias, const ConvAttrs& attrs,

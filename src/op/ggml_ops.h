@@ -46,6 +46,12 @@ struct Attention {
 };
 bool attention(Lowering& lowering, const Attention& what, const Tensor& out);
 
+// Rotary position embedding of x [B, H, T, D] into `out` of that shape, whose memory is [B, T, H, D]: pairs of the
+// halves of D turn by position / period, the result times scale. `position` is i32 or i64 [B, T], contiguous, `period`
+// f32 [D / 2].
+bool rope(Lowering& lowering, const Tensor& x, const Tensor& position, const Tensor& period, double scale,
+          const Tensor& out);
+
 // Attention of new tokens over caches of keys and values, in which they are stored first: both stay on the device. The
 // operands are kCachedAttention's; `out` is contiguous [B, T, H, Dv].
 struct CachedAttention {

@@ -18,6 +18,8 @@ bool not_plain(const PassOptions& options) { return !options.plain; }
 bool packs_linear_layers(const PassOptions& options) { return kernels(options) && options.pack_linear_layers; }
 bool on_device(const PassOptions& options) { return options.on_device; }
 
+bool computes_angles(const PassOptions& options) { return options.computes_angles; }
+
 bool has_threads(const PassOptions& options) { return options.threads > 1 && !options.on_device && !options.plain; }
 
 bool has_streams(const PassOptions& options) { return options.streams > 1; }
@@ -40,7 +42,7 @@ std::size_t run_partition(GraphPasses& passes) {
   return passes.parts.size() - 1;
 }
 std::size_t convert(GraphPasses& passes) {
-  passes.converted = convert_stored_weights(passes.graph, passes.options.on_device);
+  passes.converted = convert_stored_weights(passes.graph, passes.options.on_device && !passes.options.halves_as_stored);
   return passes.converted.size();
 }
 std::size_t pack_linears(GraphPasses& passes) {
@@ -73,6 +75,8 @@ constexpr auto kList = std::to_array<Pass>({
     {"pack_quantized_convolutions", placed, kKernels, kernels, weight_pass<pack_quantized_convolutions>},
     {"fuse_rms_norm", placed, "", nullptr, graph_pass<fuse_rms_norm>},
     {"fuse_rope", placed, kKernels, kernels, graph_pass<fuse_rope>},
+    {"rope_at_positions", placed, "the program runs on a device that computes exact angles", computes_angles,
+     graph_pass<rope_at_positions>},
     {"pack_convolutions", placed, kKernels, kernels, graph_pass<pack_convolutions>},
     {"fold_batch_norms", placed, "the program runs on a device", on_device, graph_pass<fold_batch_norms>},
     {"pack_linear_layers", placed, "graft's kernels run the program, and weights may be packed", packs_linear_layers,

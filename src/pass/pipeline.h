@@ -35,10 +35,12 @@ struct PassOptions {
   bool pack_linear_layers = true;
   const OtherStages* others = nullptr;  // of a model in stages
   bool in_bf16 = false;                 // packed linear layers round their operands to bf16
+  bool halves_as_stored = false;        // devices read weights of halves as they are, which rounds what they multiply
+  bool computes_angles = false;         // the device has sines and cosines of positions as exact as the CPU's
   int threads = 1;                      // launches: the most threads that will run them
   std::size_t streams = 1;              // launches: the most streams of the device, with events between them
-  // ggml has no fused rotary embedding, quantized product, convolution or linear layer, only their parts: leave these
-  // unfused.
+  // ggml has no rotary embedding of given angles, quantized product, convolution or linear layer, only their parts:
+  // leave these unfused.
   bool keeps_parts() const { return on_device || plain; }
 };
 

@@ -61,10 +61,11 @@ KvExtent PlanRunner::kv_extent(const RunOptions& options) {
     for (std::size_t i = 1; i < rows.size(); ++i)
       if (rows[i] != rows[0] + static_cast<std::int64_t>(i)) extent.first_row = -1;
   }
-  const std::int64_t most = std::ranges::max(kv_.lengths());
+  // One less than a number of slots, so that a step fills them: four numbers for each power of two.
+  const auto most = static_cast<std::uint64_t>(std::ranges::max(kv_.lengths()));
   constexpr std::uint64_t kLeast = 256;
-  if (most > 0)
-    extent.held = static_cast<std::int64_t>(std::bit_ceil(std::max(static_cast<std::uint64_t>(most), kLeast)));
+  const std::uint64_t step = std::max(std::bit_ceil(most + 1) / 8, kLeast);
+  if (most > 0) extent.held = static_cast<std::int64_t>((most + step) / step * step - 1);
   return extent;
 }
 

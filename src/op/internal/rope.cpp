@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "kernel/attention/rope.h"
 #include "lowering/lowering.h"
+#include "op/ggml_ops.h"
 #include "op/operator.h"
 
 namespace graft {
@@ -27,24 +28,58 @@ std::vector<Shape> rope_shape(const Call& call) {
   return {shape};
 }
 
-std::vector<Tensor> lower_rope(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const Shape& shape = shapes[0];
-  // The heads of a token are adjacent, as projections write them and attention reads them.
-  constexpr std::array<int, 4> kTokensFirst = {0, 2, 1, 3};
-  const Tensor out = permuted(lowering.allocate(DType::f32, {shape[0], shape[2], shape[1], shape[3]}), kTokensFirst);
-  if (out.numel() == 0) return {out};
+// The heads of a token are adjacent, as projections write them and attention reads them.
+constexpr std::array<int, 4> kTokensFirst = {0, 2, 1, 3};
+
+Tensor tokens_first(Lowering& lowering, const Shape& shape) {
+  return permuted(lowering.allocate(DType::f32, {shape[0], shape[2], shape[1], shape[3]}), kTokensFirst);
+}
+
+void launch_rope(Lowering& lowering, const Tensor& x, const Tensor& cos, const Tensor& sin, const Tensor& out) {
   lowering.launch(kRope,
-                  {lowering.with_contiguous_rows(call.tensor("self")),
-                   expanded(lowering.with_contiguous_rows(call.tensor("cos")), shape),
-                   expanded(lowering.with_contiguous_rows(call.tensor("sin")), shape)},
+                  {lowering.with_contiguous_rows(x), expanded(lowering.with_contiguous_rows(cos), out.shape()),
+                   expanded(lowering.with_contiguous_rows(sin), out.shape())},
                   {out});
+}
+
+std::vector<Tensor> lower_rope(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Tensor out = tokens_first(lowering, shapes[0]);
+  if (out.numel() > 0) launch_rope(lowering, call.tensor("self"), call.tensor("cos"), call.tensor("sin"), out);
+  return {out};
+}
+
+// Of a graph for a device: src/pass/graph/rope.cpp has checked the operands.
+Refusal refuse_rope_at(const NodeView& node) {
+  const ir::Value &x = node.tensor("self"), &frequency = node.tensor("frequency");
+  if (x.dtype != DType::f32 || x.rank() != 4 || !x.dims[3].is_static() || frequency.rank() != 1 ||
+      !frequency.dims[0].is_static() || x.dims[3].min != 2 * frequency.dims[0].min)
+    return str("self is ", x.str(), " and frequency ", frequency.str(), ", expected f32 [B, H, T, D] and f32 [D / 2]");
+  return {};
+}
+
+std::vector<Shape> rope_at_shape(const Call& call) { return {call.tensor("self").shape()}; }
+
+std::vector<Tensor> lower_rope_at(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Shape& shape = shapes[0];
+  const Tensor out = tokens_first(lowering, shape);
+  if (out.numel() == 0) return {out};
+  const Tensor& x = call.tensor("self");
+  const Tensor position = lowering.contiguous(expanded(call.tensor("position"), Shape{shape[0], shape[2]}));
+  const double scale = call.real("scale");
+  if (device::rope(lowering, x, position, call.tensor("period"), scale, out)) return {out};
+  const Tensor frequency = lowering.contiguous(call.tensor("frequency"));
+  const Shape angles{shape[0], 1, shape[2], shape[3]};
+  const Tensor cos = lowering.allocate(DType::f32, angles), sin = lowering.allocate(DType::f32, angles);
+  lowering.launch(kRopeAngles, {position, frequency}, {cos, sin}, RopeAnglesAttrs{scale});
+  launch_rope(lowering, x, cos, sin, out);
   return {out};
 }
 
 }  // namespace
 
 std::span<const Operator> rope_operators() {
-  static constexpr Operator kOperators[] = {{"graft.rope", refuse_rope, rope_shape, lower_rope}};
+  static constexpr Operator kOperators[] = {{"graft.rope", refuse_rope, rope_shape, lower_rope},
+                                            {"graft.rope_at", refuse_rope_at, rope_at_shape, lower_rope_at}};
   return kOperators;
 }
 

@@ -28,6 +28,8 @@ std::size_t fuse_rms_norm(ir::Program& program);
 
 // x * cos + cat(-x[d/2:], x[:d/2]) * sin in f32 becomes one graft.rope.
 std::size_t fuse_rope(ir::Program& program);
+// The same where the angles are products of positions and constant frequencies: one graft.rope_at.
+std::size_t rope_at_positions(ir::Program& program);
 
 // Linear layers and convolutions use weights quantized by torchao or PT2E without dequantizing them first: f32 products
 // for f32 inputs, integer products if the input was quantized too. 4-bit weights are packed two to a byte.

@@ -1,6 +1,10 @@
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <optional>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "pass/graph/graph.h"
 #include "pass/graph/passes.h"
@@ -43,12 +47,10 @@ bool fits(const ir::Value* factor, const ir::Value& x) {
   return factor->dims.back().is_static() && factor->dims.back().min == x.dims.back().min;
 }
 
+bool same_size(const ir::Dim& a, const ir::Dim& b) { return a.min == b.min && a.max == b.max && a.expr == b.expr; }
+
 // Whether x has the sizes of the result, so that no factor broadcasts it.
-bool same_sizes(const ir::Value& a, const ir::Value& b) {
-  return std::ranges::equal(a.dims, b.dims, [](const ir::Dim& x, const ir::Dim& y) {
-    return x.min == y.min && x.max == y.max && x.expr == y.expr;
-  });
-}
+bool same_sizes(const ir::Value& a, const ir::Value& b) { return std::ranges::equal(a.dims, b.dims, same_size); }
 
 struct Factors {
   ir::Arg left, right;
@@ -60,11 +62,15 @@ std::optional<Factors> product(const Graph& graph, const ir::Arg& value) {
   return Factors{graph.arg(*node, "self"), graph.arg(*node, "other")};
 }
 
-void fuse(Graph& graph, ir::Node& node) {
-  if (!graph.is(node, "aten.add.Tensor") || Graph::number(graph.arg(node, "alpha")) != 1) return;
+struct Rope {
+  ir::Arg x, cos, sin;
+};
+
+std::optional<Rope> find_rope(const Graph& graph, const ir::Node& node) {
+  if (!graph.is(node, "aten.add.Tensor") || Graph::number(graph.arg(node, "alpha")) != 1) return std::nullopt;
   const auto plain = product(graph, graph.arg(node, "self"));
   const auto turned = product(graph, graph.arg(node, "other"));
-  if (!plain || !turned) return;
+  if (!plain || !turned) return std::nullopt;
   for (const auto& [x, cos] : {std::pair{plain->left, plain->right}, std::pair{plain->right, plain->left}}) {
     const ir::Value* value = graph.tensor(x);
     if (value == nullptr || value->dtype != DType::f32 || value->rank() != 4) continue;
@@ -74,23 +80,177 @@ void fuse(Graph& graph, ir::Node& node) {
     for (const auto& [rotated, sin] :
          {std::pair{turned->left, turned->right}, std::pair{turned->right, turned->left}}) {
       if (!is_rotated(graph, rotated, x) || !fits(graph.tensor(sin), *value)) continue;
-      graph.replace(node, "graft.rope", {{"self", x}, {"cos", cos}, {"sin", sin}});
-      return;
+      return Rope{x, cos, sin};
     }
+  }
+  return std::nullopt;
+}
+
+constexpr int kRepeated = -1;
+
+// A tensor whose elements are those of `base`: dimension d of it is dimension axes[d] of the base, or repeats it.
+struct Source {
+  ir::Arg base;
+  std::vector<int> axes;
+};
+
+// Through views that neither join nor divide dimensions, and conversions to f32.
+Source source_of(const Graph& graph, ir::Arg value) {
+  std::vector<int> axes(static_cast<std::size_t>(graph.tensor(value)->rank()));
+  std::iota(axes.begin(), axes.end(), 0);
+  const auto wrapped = [](const ir::Arg& dim, int rank) {
+    const int given = static_cast<int>(Graph::number(dim).value_or(0));
+    return given < 0 ? given + rank : given;
+  };
+  while (true) {
+    // Where dimension d of this value is in the one it is made of.
+    std::vector<int> from(static_cast<std::size_t>(graph.tensor(value)->rank()));
+    std::iota(from.begin(), from.end(), 0);
+    const ir::Node* node = nullptr;
+    if ((node = graph.producer(value, "aten.to.dtype")) || (node = graph.producer(value, "aten.to.device"))) {
+      if (graph.output(*node).dtype != DType::f32) return {value, axes};
+    } else if ((node = graph.producer(value, "aten.unsqueeze.default"))) {
+      const int at = wrapped(graph.arg(*node, "dim"), static_cast<int>(from.size()));
+      from.insert(from.begin() + at, kRepeated);
+      from.pop_back();
+    } else if ((node = graph.producer(value, "aten.transpose.int"))) {
+      const int rank = static_cast<int>(from.size());
+      std::swap(from[static_cast<std::size_t>(wrapped(graph.arg(*node, "dim0"), rank))],
+                from[static_cast<std::size_t>(wrapped(graph.arg(*node, "dim1"), rank))]);
+    } else if ((node = graph.producer(value, "aten.expand.default"))) {
+      const ir::Value* narrow = graph.tensor(graph.arg(*node, "self"));
+      const ir::Value& wide = graph.output(*node);
+      if (narrow->rank() != wide.rank()) return {value, axes};
+      for (int d = 0; d < wide.rank(); ++d)
+        if (!same_size(narrow->dims[static_cast<std::size_t>(d)], wide.dims[static_cast<std::size_t>(d)]))
+          from[static_cast<std::size_t>(d)] = kRepeated;
+    } else {
+      return {value, axes};
+    }
+    value = graph.arg(*node, "self");
+    for (int& axis : axes)
+      if (axis != kRepeated) axis = from[static_cast<std::size_t>(axis)];
   }
 }
 
-}  // namespace
+struct Angles {
+  ir::Arg position;   // integers [B, T] or [T]
+  ir::Arg frequency;  // a weight, f32 [D / 2]
+  double scale = 1;   // of cosines and sines
+};
 
-std::size_t fuse_rope(ir::Program& program) {
+// What a factor [B or 1, 1, T, D] of a rope is made of: scale * f(cat(a, a)), a = position * frequency.
+std::optional<Angles> angles_of(const Graph& graph, const ir::Arg& factor, std::string_view function) {
+  Angles out;
+  Source all = source_of(graph, factor);
+  if (const ir::Node* scaled = graph.producer(all.base, "aten.mul.Tensor")) {
+    const auto scale = Graph::number(graph.arg(*scaled, "other"));
+    if (!scale) return std::nullopt;
+    out.scale = *scale;
+    const Source inner = source_of(graph, graph.arg(*scaled, "self"));
+    for (int& axis : all.axes)
+      if (axis != kRepeated) axis = inner.axes[static_cast<std::size_t>(axis)];
+    all.base = inner.base;
+  }
+  const ir::Node* applied = graph.producer(all.base, function);
+  if (!applied) return std::nullopt;
+  const ir::Node* cat = graph.producer(graph.arg(*applied, "self"), "aten.cat.default");
+  if (!cat) return std::nullopt;
+  const ir::Arg& parts = graph.arg(*cat, "tensors");
+  const int rank = graph.output(*cat).rank();
+  const auto dim = Graph::number(graph.arg(*cat, "dim"));
+  if (parts.items.size() != 2 || parts.items[0].i != parts.items[1].i || (dim != -1 && dim != rank - 1) || rank != 3 ||
+      all.axes != std::vector<int>{0, kRepeated, 1, 2})
+    return std::nullopt;
+  // [B or 1, T, D / 2]
+  const Source half = source_of(graph, parts.items[0]);
+  const ir::Node* product = graph.producer(half.base, "aten.mul.Tensor");
+  if (!product) return std::nullopt;
+  // Dimensions of an operand by those of the halves.
+  const auto operand = [&](std::string_view name) -> std::optional<Source> {
+    const ir::Arg& arg = graph.arg(*product, name);
+    const ir::Value* value = graph.tensor(arg);
+    if (!value) return std::nullopt;
+    const int missing = graph.output(*product).rank() - value->rank();
+    const Source found = source_of(graph, arg);
+    Source result{found.base, {}};
+    for (const int axis : half.axes)
+      result.axes.push_back(axis < missing ? kRepeated : found.axes[static_cast<std::size_t>(axis - missing)]);
+    return result;
+  };
+  const std::optional<Source> sides[] = {operand("self"), operand("other")};
+  if (!sides[0] || !sides[1]) return std::nullopt;
+  for (const int i : {0, 1}) {
+    const Source &position = *sides[i], &frequency = *sides[1 - i];
+    const ir::Value *p = graph.tensor(position.base), *f = graph.tensor(frequency.base);
+    const auto repeats = [](const ir::Value& value, int axis) {
+      return axis == kRepeated || (value.dims[static_cast<std::size_t>(axis)].is_static() &&
+                                   value.dims[static_cast<std::size_t>(axis)].min == 1);
+    };
+    if ((p->dtype != DType::i64 && p->dtype != DType::i32) || f->dtype != DType::f32) continue;
+    if (!graph.is_weight(frequency.base) || f->rank() != 1 || frequency.axes.back() != 0 ||
+        frequency.axes[0] != kRepeated || frequency.axes[1] != kRepeated)
+      continue;
+    const bool whole = p->rank() == 2 && position.axes[0] == 0 && position.axes[1] == 1;
+    const bool row = p->rank() == 1 && position.axes[0] == kRepeated && position.axes[1] == 0;
+    if ((!whole && !row) || !repeats(*p, position.axes[2])) continue;
+    out.position = position.base;
+    out.frequency = frequency.base;
+    return out;
+  }
+  return std::nullopt;
+}
+
+// Runs rewrite(graph, node, rope) on every rotary embedding; each graph has a rewrite of its own.
+template <typename Rewrite>
+std::size_t rewrite_ropes(ir::Program& program) {
   std::size_t count = 0;
   for (ir::Method& method : program.methods) {
     Graph graph(program, method);
-    for (ir::Node& node : graph.nodes()) fuse(graph, node);
+    Rewrite rewrite;
+    for (ir::Node& node : graph.nodes())
+      if (const auto rope = find_rope(graph, node)) rewrite(graph, node, *rope);
+    graph.prepend_added();
     count += graph.rewrites();
   }
   drop_dead_nodes(program);
   return count;
 }
+
+struct ToRope {
+  void operator()(Graph& graph, ir::Node& node, const Rope& rope) {
+    graph.replace(node, "graft.rope", {{"self", rope.x}, {"cos", rope.cos}, {"sin", rope.sin}});
+  }
+};
+
+class ToRopeAt {
+ public:
+  void operator()(Graph& graph, ir::Node& node, const Rope& rope) {
+    const auto cos = angles_of(graph, rope.cos, "aten.cos.default");
+    const auto sin = angles_of(graph, rope.sin, "aten.sin.default");
+    if (!cos || !sin || cos->position.i != sin->position.i || cos->frequency.i != sin->frequency.i ||
+        cos->scale != sin->scale)
+      return;
+    const ir::Arg& frequency = cos->frequency;
+    if (!periods_.contains(frequency.i))
+      periods_[frequency.i] = graph.add(graph.output(node).name + " periods", "aten.reciprocal.default",
+                                        {{"self", frequency}}, DType::f32, graph.tensor(frequency)->dims);
+    graph.replace(node, "graft.rope_at",
+                  {{"self", rope.x},
+                   {"position", cos->position},
+                   {"frequency", frequency},
+                   {"period", periods_[frequency.i]},
+                   {"scale", ir::Arg::of_real(cos->scale)}});
+  }
+
+ private:
+  std::map<std::int64_t, ir::Arg> periods_;  // by value of the frequencies
+};
+
+}  // namespace
+
+std::size_t fuse_rope(ir::Program& program) { return rewrite_ropes<ToRope>(program); }
+
+std::size_t rope_at_positions(ir::Program& program) { return rewrite_ropes<ToRopeAt>(program); }
 
 }  // namespace graft
