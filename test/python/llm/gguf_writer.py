@@ -14,7 +14,7 @@ import torch
 from graft.exporter.quantization import quantize
 
 _ALIGNMENT = 32
-_TYPES = {  # as ggml numbers them
+TYPES = {  # as ggml numbers them
     "f32": 0,
     "f16": 1,
     "bf16": 30,
@@ -51,21 +51,29 @@ def _value(value: Any) -> bytes:
 
 def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], kind: str = "f32") -> Path:
     """Matrices in that type, everything else in f32. Values: bool, int (u32), float (f32), text, lists of text, and arrays of i32 and f32."""
-    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
-    head += [_text(key) + _value(value) for key, value in values.items()]
-    offset, data = 0, []
-    for name, tensor in tensors.items():
-        sizes = list(reversed(tensor.shape))
-        head.append(_text(name) + struct.pack("<I", len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes))
-        stored = kind if tensor.dim() > 1 else "f32"
-        head.append(struct.pack("<IQ", _TYPES[stored], offset))
-        content = _stored(tensor.detach(), stored)
-        content += bytes(-len(content) % _ALIGNMENT)
-        data.append(content)
-        offset += len(content)
-    whole = b"".join(head)
-    path.write_bytes(whole + bytes(-len(whole) % _ALIGNMENT) + b"".join(data))
+    kinds = {name: kind if tensor.dim() > 1 else "f32" for name, tensor in tensors.items()}
+    data = {name: _stored(tensor.detach(), kinds[name]) for name, tensor in tensors.items()}
+    entries = {name: (tuple(tensor.shape), kinds[name], len(data[name])) for name, tensor in tensors.items()}
+    head, _ = gguf_head(values, entries)
+    path.write_bytes(head + b"".join(content + bytes(-len(content) % _ALIGNMENT) for content in data.values()))
     return path
+
+
+def gguf_head(
+    values: Mapping[str, Any], entries: Mapping[str, tuple[Sequence[int], str, int]]
+) -> tuple[bytes, dict[str, int]]:
+    """What comes before the tensors of a file, and where each of them begins. Entries: name: (shape, type, bytes)."""
+    head = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(values))]
+    head += [_text(key) + _value(value) for key, value in values.items()]
+    offset, offsets = 0, {}
+    for name, (shape, kind, size) in entries.items():
+        head.append(_text(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *reversed(shape)))
+        head.append(struct.pack("<IQ", TYPES[kind], offset))
+        offsets[name] = offset
+        offset += size + -size % _ALIGNMENT
+    whole = b"".join(head)
+    whole += bytes(-len(whole) % _ALIGNMENT)
+    return whole, {name: len(whole) + offset for name, offset in offsets.items()}
 
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}

@@ -1,0 +1,255 @@
+"""Qwen3-0.6B's shape on a GPU: graft beside llama.cpp on the same module of ggml, and beside PyTorch where weights are bf16.
+
+    python bench/cuda.py --export PROGRAMS              # once, where executorch is; a GPU is not needed
+    python bench/cuda.py --programs PROGRAMS FOLDER     # where the GPU is: numpy, torch, transformers, llama_cpp, graft
+
+The second command writes GGUF files of random weights to FOLDER (2.2 GB), one for each type. Engines take turns in every
+round, with the same tokens, which are given, not sampled; a turn ends when the logits are in the CPU's memory. They are
+compared with PyTorch's in f32 on the weights as they are in the file. The time is the median of the rounds: of a prompt, or
+of one step of all sequences. `--tiny --device cpu` tries the script out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import cuda_files
+from cuda_engines import Case, Engine, Graft, LlamaCpp, Torch
+
+CASES = (
+    Case("prompt of 512", 1, 512, 0),
+    Case("prompt of 4096", 1, 4096, 0),
+    Case("decode, 1 sequence", 1, 16, 64),
+    Case("decode, 8 sequences", 8, 16, 64),
+    Case("decode, 64 sequences", 64, 16, 64),
+)
+ENGINES = ("graft", "graft call", "llama.cpp", "torch", "torch.compile")
+COMPILED = ("prompt of 512", "decode, 1 sequence")  # others take minutes to compile
+
+
+def main() -> None:
+    options = _options()
+    if options.export:
+        cuda_files.export(options.export, tiny=options.tiny)
+        return
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    gpu = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    config = cuda_files.config(options.tiny)
+    _say_machine(options)
+    say("making weights")
+    model = cuda_files.torch_model(config, gpu)
+    weights = cuda_files.random_weights(config, gpu)
+    results: list[dict[str, Any]] = []
+    print(f"{'weights':8} {'case':22} {'engine':14} {'ms':>9} {'of graft':>9} {'error, prompt':>14} {'error, end':>11}  setting")
+    for kind in options.kinds:
+        path = options.folder / f"{cuda_files.stem(options.tiny, kind)}.gguf"
+        start = time.perf_counter()
+        _fill(model, cuda_files.write(path, config, kind, weights))
+        say(f"{path.name}: {path.stat().st_size >> 20} MiB in {time.perf_counter() - start:.1f} s")
+        # The package looks for its weights beside itself.
+        program = shutil.copy(options.programs / path.with_suffix(".pte").name, options.folder)
+        references = {case.name: _reference(model, case, config.vocab_size) for case in options.cases}
+        engines = _engines(options, kind, model, Path(program), path, config.vocab_size)
+        for case in options.cases:
+            found = _measure(case, [e for e in engines if _runs(e, case)], references[case.name], config.vocab_size, options)
+            results += [{"weights": kind, "case": case.name, **one} for one in found]
+            _show(kind, case, found)
+            if options.results:
+                options.results.write_text(json.dumps(results, indent=1))
+        for engine in engines:
+            if isinstance(engine, LlamaCpp):
+                engine.free()
+        if not options.keep:
+            path.unlink()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="for GGUF files")
+    parser.add_argument("--export", type=Path, metavar="PROGRAMS", help="write the programs, and measure nothing")
+    parser.add_argument("--programs", type=Path, default=os.environ.get("GRAFT_CUDA_PROGRAMS"), help="what --export wrote")
+    parser.add_argument("--device", default="cuda0", help="of graft; with cpu, llama.cpp computes on the CPU too")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="3 rounds, and nothing compiled")
+    parser.add_argument("--tiny", action="store_true", help="a small model, to try the script out")
+    parser.add_argument("--kinds", type=_listed, default=list(cuda_files.KINDS), help="types of the weights: bf16,q8_0,q4_K")
+    parser.add_argument("--cases", type=_listed, default=[""], help="parts of cases' names: decode,512")
+    parser.add_argument("--engines", type=_listed, default=["graft", "llama.cpp", "torch", "torch.compile"],
+                        help=", ".join(ENGINES))  # fmt: skip
+    parser.add_argument("--keep", action="store_true", help="the GGUF files")
+    parser.add_argument("--results", type=Path, help="JSON of all rounds")
+    options = parser.parse_args()
+    if not options.export and not (options.folder and options.programs):
+        parser.error("expected --export PROGRAMS, or --programs PROGRAMS (or GRAFT_CUDA_PROGRAMS) and a folder")
+    options.programs = Path(options.programs or "")
+    options.cases = [case for case in CASES if any(part in case.name for part in options.cases)]
+    if options.quick:
+        options.rounds = 3
+        options.engines = [name for name in options.engines if name != "torch.compile"]
+    return options
+
+
+def _listed(text: str) -> list[str]:
+    return text.split(",")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _say_machine(options: argparse.Namespace) -> None:
+    import graft
+
+    known = {name: description for name, description, *_ in graft.devices()}  # loads the modules of ggml's backends
+    if options.device not in {name.lower() for name in known}:
+        raise SystemExit(f"expected a device of {sorted(known)}, found {options.device!r}")
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU of PyTorch"
+    print(f"{gpu}; graft {graft.version()} on {options.device}: {known}; torch {torch.__version__}")
+
+
+def _fill(model: Any, weights: Any) -> None:
+    parameters = dict(model.named_parameters())
+    for name, values in weights:
+        parameters[name].copy_(values)
+
+
+def _tokens(case: Case, vocabulary: int) -> np.ndarray:
+    return np.random.default_rng(case.length).integers(3, vocabulary, (case.sequences, case.length), dtype=np.int64)
+
+
+def _reference(model: Any, case: Case, vocabulary: int) -> np.ndarray:
+    """[2, sequences, vocabulary]: after the prompt, and after the steps."""
+    tokens = torch.from_numpy(_tokens(case, vocabulary)).to(model.device)
+    keep = torch.tensor([case.prompt - 1, case.length - 1], device=model.device)
+    with torch.no_grad():
+        logits = [model(row, logits_to_keep=keep, use_cache=False).logits.float().cpu() for row in tokens.split(8)]
+    return torch.cat(logits).transpose(0, 1).numpy()
+
+
+def _engines(options: argparse.Namespace, kind: str, model: Any, program: Path, path: Path, vocabulary: int) -> list[Engine]:
+    engines: list[Engine] = []
+    for name in options.engines:
+        if name in ("graft", "graft call"):
+            engines.append(Graft(program, path, vocabulary, options.device, fresh=name == "graft call"))
+        elif name == "llama.cpp":
+            llama = LlamaCpp(path, on_gpu=options.device != "cpu")
+            say("\n".join(llama.said("offloaded", "model buffer size")))
+            engines.append(llama)
+        elif kind == "bf16":
+            halves = cuda_files.torch_model(model.config, model.device).to(torch.bfloat16)
+            _fill(halves, model.named_parameters())
+            engines.append(Torch(halves, compiled=name == "torch.compile"))
+    return engines
+
+
+def _runs(engine: Engine, case: Case) -> bool:
+    return engine.name != "torch.compile" or case.name in COMPILED
+
+
+def _measure(
+    case: Case, engines: list[Engine], reference: np.ndarray, vocabulary: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """What each engine needs for a case. One that fails says why, and the others go on."""
+    tokens = _tokens(case, vocabulary)
+    found: dict[str, dict[str, Any]] = {}
+    for engine in engines:
+        start = time.perf_counter()
+        one: dict[str, Any] = {"engine": engine.name, "ms": []}
+        found[engine.name] = one
+        try:
+            one["setting"], one["tried"] = _fastest(engine, case, tokens)
+            one["errors"] = _errors(_turn(engine, case, tokens)[1], reference)
+        except Exception as e:
+            one["failure"] = f"{type(e).__name__}: {e}"
+        say(f"   {case.name}, {engine.name}: ready in {time.perf_counter() - start:.1f} s")
+    ready = [engine for engine in engines if "failure" not in found[engine.name]]
+    before = {engine.name: engine.counters() for engine in ready if isinstance(engine, Graft)}
+    for number in range(options.rounds):
+        for engine in ready if number % 2 else reversed(ready):
+            found[engine.name]["ms"].append(_turn(engine, case, tokens)[0])
+    for engine in ready:
+        if isinstance(engine, Graft):
+            after = engine.counters()
+            changed = {name: after[name] - count for name, count in before[engine.name].items() if after[name] != count}
+            found[engine.name]["counters"] = changed
+            say(f"   {case.name}, {engine.name}: {changed}")
+        engine.close()
+    return list(found.values())
+
+
+def _fastest(engine: Engine, case: Case, tokens: np.ndarray) -> tuple[Any, dict[str, float]]:
+    """Leaves the engine open with its fastest setting."""
+    settings, tried = engine.settings(case), {}
+    for setting in settings:
+        engine.open(case, setting)
+        _turn(engine, case, tokens)
+        if len(settings) == 1:
+            return setting, {}
+        _turn(engine, case, tokens)
+        tried[setting] = _turn(engine, case, tokens)[0]
+        engine.close()
+    best = min(tried, key=tried.__getitem__)
+    engine.open(case, best)
+    _turn(engine, case, tokens)
+    return best, {str(setting): round(ms, 3) for setting, ms in tried.items()}
+
+
+def _turn(engine: Engine, case: Case, tokens: np.ndarray) -> tuple[float, list[Any]]:
+    """Milliseconds of the prompt, or of a step; and the logits after the prompt and at the end."""
+    engine.clear()
+    _wait()
+    start = time.perf_counter()
+    out = engine.feed(tokens[:, : case.prompt], 0)
+    if not case.steps:
+        seconds = time.perf_counter() - start
+        return seconds * 1e3, [_array(out), _array(out)]
+    first = _array(out)
+    start = time.perf_counter()
+    for past in range(case.prompt, case.length):
+        out = engine.feed(tokens[:, past : past + 1], past)
+    seconds = time.perf_counter() - start
+    return seconds * 1e3 / case.steps, [first, _array(out)]
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _array(logits: Any) -> np.ndarray:
+    return logits.float().numpy().copy() if isinstance(logits, torch.Tensor) else np.array(logits)
+
+
+def _errors(logits: list[np.ndarray], reference: np.ndarray) -> list[float]:
+    """The largest difference, as a share of the largest logit."""
+    return [float(np.abs(ours - exact).max() / np.abs(exact).max()) for ours, exact in zip(logits, reference)]
+
+
+def _show(kind: str, case: Case, found: list[dict[str, Any]]) -> None:
+    medians = {one["engine"]: statistics.median(one["ms"]) for one in found if one["ms"]}
+    graft = medians.get("graft")
+    for one in found:
+        if "failure" in one:
+            print(f"{kind:8} {case.name:22} {one['engine']:14} {one['failure']}", flush=True)
+            continue
+        ms, (prompt, end) = medians[one["engine"]], one["errors"]
+        ratio = f"{ms / graft:9.3f}" if graft else ""
+        setting = f"{one['setting'] or ''} {one['tried'] or ''}"
+        print(f"{kind:8} {case.name:22} {one['engine']:14} {ms:9.3f} {ratio:>9} {prompt:14.2e} {end:11.2e}  {setting}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
