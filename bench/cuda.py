@@ -1,12 +1,12 @@
-"""Qwen3-0.6B's shape on a GPU: graft beside llama.cpp on the same module of ggml, and beside PyTorch where weights are bf16.
+"""Qwen3-0.6B's shape on a GPU: graft beside llama.cpp on the same module of ggml, and beside PyTorch in bf16.
 
     python bench/cuda.py --export PROGRAMS              # once, where executorch is; a GPU is not needed
     python bench/cuda.py --programs PROGRAMS FOLDER     # where the GPU is: numpy, torch, transformers, llama_cpp, graft
 
-The second command writes GGUF files of random weights to FOLDER (2.2 GB), one for each type. Engines take turns in every
-round, with the same tokens, which are given, not sampled; a turn ends when the logits are in the CPU's memory. They are
-compared with PyTorch's in f32 on the weights as they are in the file. The time is the median of the rounds: of a prompt, or
-of one step of all sequences. `--tiny --device cpu` tries the script out.
+The second command writes GGUF files of random weights to FOLDER, one for each type, 1.2 GB at most. Engines take turns
+in every round, with the same tokens, which are given, not sampled; a turn ends when the logits are in the CPU's memory.
+They are compared with PyTorch's in f32 on the weights as they are in the file. The time is the median of the rounds: of
+a prompt, or of one step of all sequences. `--tiny --device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def main() -> None:
     model = cuda_files.torch_model(config, gpu)
     weights = cuda_files.random_weights(config, gpu)
     results: list[dict[str, Any]] = []
-    print(f"{'weights':8} {'case':22} {'engine':14} {'ms':>9} {'of graft':>9} {'error, prompt':>14} {'error, end':>11}  setting")
+    columns = f"{'ms':>9} {'of graft':>9} {'error, prompt':>14} {'error, end':>11}"
+    print(f"{'weights':8} {'case':22} {'engine':14} {columns}  setting")
     for kind in options.kinds:
         path = options.folder / f"{cuda_files.stem(options.tiny, kind)}.gguf"
         start = time.perf_counter()
@@ -64,7 +65,8 @@ def main() -> None:
         references = {case.name: _reference(model, case, config.vocab_size) for case in options.cases}
         engines = _engines(options, kind, model, Path(program), path, config.vocab_size)
         for case in options.cases:
-            found = _measure(case, [e for e in engines if _runs(e, case)], references[case.name], config.vocab_size, options)
+            able = [engine for engine in engines if _runs(engine, case)]
+            found = _measure(case, able, references[case.name], config.vocab_size, options)
             results += [{"weights": kind, "case": case.name, **one} for one in found]
             _show(kind, case, found)
             if options.results:
@@ -80,12 +82,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="for GGUF files")
     parser.add_argument("--export", type=Path, metavar="PROGRAMS", help="write the programs, and measure nothing")
-    parser.add_argument("--programs", type=Path, default=os.environ.get("GRAFT_CUDA_PROGRAMS"), help="what --export wrote")
+    programs = os.environ.get("GRAFT_CUDA_PROGRAMS")
+    parser.add_argument("--programs", type=Path, default=programs, help="what --export wrote")
     parser.add_argument("--device", default="cuda0", help="of graft; with cpu, llama.cpp computes on the CPU too")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="3 rounds, and nothing compiled")
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script out")
-    parser.add_argument("--kinds", type=_listed, default=list(cuda_files.KINDS), help="types of the weights: bf16,q8_0,q4_K")
+    parser.add_argument("--kinds", type=_listed, default=list(cuda_files.KINDS), help="of weights: bf16,q8_0,q4_K")
     parser.add_argument("--cases", type=_listed, default=[""], help="parts of cases' names: decode,512")
     parser.add_argument("--engines", type=_listed, default=["graft", "llama.cpp", "torch", "torch.compile"],
                         help=", ".join(ENGINES))  # fmt: skip
@@ -139,7 +142,9 @@ def _reference(model: Any, case: Case, vocabulary: int) -> np.ndarray:
     return torch.cat(logits).transpose(0, 1).numpy()
 
 
-def _engines(options: argparse.Namespace, kind: str, model: Any, program: Path, path: Path, vocabulary: int) -> list[Engine]:
+def _engines(
+    options: argparse.Namespace, kind: str, model: Any, program: Path, path: Path, vocabulary: int
+) -> list[Engine]:
     engines: list[Engine] = []
     for name in options.engines:
         if name in ("graft", "graft call"):
@@ -248,7 +253,8 @@ def _show(kind: str, case: Case, found: list[dict[str, Any]]) -> None:
         ms, (prompt, end) = medians[one["engine"]], one["errors"]
         ratio = f"{ms / graft:9.3f}" if graft else ""
         setting = f"{one['setting'] or ''} {one['tried'] or ''}"
-        print(f"{kind:8} {case.name:22} {one['engine']:14} {ms:9.3f} {ratio:>9} {prompt:14.2e} {end:11.2e}  {setting}", flush=True)
+        columns = f"{ms:9.3f} {ratio:>9} {prompt:14.2e} {end:11.2e}"
+        print(f"{kind:8} {case.name:22} {one['engine']:14} {columns}  {setting}", flush=True)
 
 
 if __name__ == "__main__":

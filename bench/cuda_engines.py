@@ -60,7 +60,8 @@ class Graft(Engine):
 
     def __init__(self, program: Path, weights: Path, vocabulary: int, device: str, fresh: bool = False) -> None:
         self.name = "graft call" if fresh else "graft"
-        self._program, self._weights, self._vocabulary, self._device, self._fresh = program, weights, vocabulary, device, fresh
+        self._program, self._weights, self._vocabulary = program, weights, vocabulary
+        self._device, self._fresh = device, fresh
 
     def settings(self, case: Case) -> list[Any]:
         return _chunks(case)
@@ -73,13 +74,17 @@ class Graft(Engine):
         torch.set_float32_matmul_precision("medium")
         try:
             self._model = graft.load(
-                self._program, weights=[self._weights], device=self._device, kv_rows=case.sequences, kv_length=case.length,
+                self._program,
+                weights=[self._weights],
+                device=self._device,
+                kv_rows=case.sequences,
+                kv_length=case.length,
                 kv_dtype="f16",
-            )  # fmt: skip
+            )
         finally:
             torch.set_float32_matmul_precision(before)
         self._step = self._model.methods["step"]
-        # Copies from a GPU into memory that is not pinned are several times as slow. llama.cpp's results are in such too.
+        # Copies from a GPU into other memory are several times as slow; llama.cpp has its results in pinned memory too.
         pinned = torch.cuda.is_available()
         self._logits = torch.empty(case.sequences, 1, self._vocabulary, pin_memory=pinned)
 

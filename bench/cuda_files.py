@@ -1,4 +1,4 @@
-"""Files of bench/cuda.py: GGUF files of random weights, the programs that read them, and the weights as PyTorch has them."""
+"""Files of bench/cuda.py: GGUF files of random weights, and the programs that read them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def random_weights(config: Qwen3Config, device: torch.device) -> dict[str, torch
     return weights
 
 
-def write(path: Path, config: Qwen3Config, kind: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def write(
+    path: Path, config: Qwen3Config, kind: str, weights: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Writes the file; gives each weight as it is worth in it, by PyTorch's name, f32 in the CPU's memory."""
     head, offsets, entries = _head(config, kind)
     names = {name: at for name, (at, _) in parameters(config).items()}
