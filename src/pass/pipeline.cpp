@@ -91,6 +91,7 @@ constexpr auto kList = std::to_array<Pass>({
     {"keep_states", launches, "the program runs on a device", on_device, nullptr, launch_pass<keep_states>},
     {"choose_sides", launches, "the program runs on a device", on_device, nullptr, launch_pass<choose_sides>},
     {"order_for_stages", launches, "the program runs on a device", on_device, nullptr, launch_pass<order_for_stages>},
+    {"order_for_fusion", launches, "the program runs on a device", on_device, nullptr, launch_pass<order_for_fusion>},
     {"divide_streams", launches, "the program runs on a device that has streams with events", has_streams, nullptr,
      divide},
     {"group_branches", launches, "several threads run the program, and no device", has_threads, nullptr, group},

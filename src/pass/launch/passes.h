@@ -59,6 +59,12 @@ SideCost cost_of_sides(const LaunchSequence& sequence, const std::vector<bool>& 
 // Launches from LaunchSequence::commit_begin on stay last. Counts the launches that move.
 std::size_t order_for_stages(LaunchSequence& sequence);
 
+// Brings launches of the device together that its backend makes one kernel of: products of one operand with several
+// weights follow each other, and ROPE follows the launch that made its input (mostly RMS_NORM and MUL), SET_ROWS the
+// ROPE of its rows. What follows each other already and may be one kernel stays so: sums behind products, GLU behind
+// both of its operands. Stages stay as they are. Counts the launches that move.
+std::size_t order_for_fusion(LaunchSequence& sequence);
+
 // Divides launches of a device that do not depend on each other into up to `streams` streams
 // (LaunchSequence::sections), where that saves more than the events between them cost, by counted work. Moves launches
 // of the device among each other. Returns the number of sections.
