@@ -10,7 +10,34 @@
 #include "device/ggml_layout.h"
 #include "ggml.h"
 
+extern "C" uint64_t ggml_graph_next_uid(void);  // of ggml-base, in no public header
+
 namespace graft {
+namespace {
+
+// The beginning of ggml's graph, as src/ggml-impl.h of the pinned release has it. Backends take a graph whose number
+// they have seen as unchanged, and do not compare its nodes, which took a tenth of a step of a small language model.
+struct NumberedGraph {
+  int size, n_nodes, n_leafs;
+  ggml_tensor **nodes, **grads, **grad_accs, **leafs;
+  std::int32_t* use_counts;
+  struct {
+    std::size_t size;
+    std::uint32_t* used;
+    ggml_tensor** keys;
+  } visited;
+  int order;
+  std::uint64_t uid;
+};
+
+NumberedGraph* numbered(ggml_cgraph* graph) {
+  auto* out = reinterpret_cast<NumberedGraph*>(graph);
+  GRAFT_ASSERT(out->n_nodes == ggml_graph_n_nodes(graph) && out->size == ggml_graph_size(graph) &&
+               out->nodes == ggml_graph_nodes(graph));
+  return out;
+}
+
+}  // namespace
 
 // Turns the plan's launches into ggml tensors and a graph.
 struct DeviceGraph::Builder {
@@ -103,6 +130,7 @@ DeviceGraph::DeviceGraph(const Plan& plan, std::span<const std::uint32_t> launch
   // One expansion per node, in plan order: the parents are visited already, so ggml's recursion stays shallow.
   graph_ = ggml_new_graph_custom(context_, graph_size, false);
   for (ggml_tensor* node : builder.order) ggml_build_forward_expand(graph_, node);
+  GRAFT_ASSERT(numbered(graph_)->uid == 0);
 
   first_entry_.push_back(0);
   for (const std::vector<RefreshEntry>& entries : builder.by_allocation) {
@@ -124,6 +152,7 @@ std::size_t DeviceGraph::rewrite(std::uint32_t allocation, std::byte* base, ggml
     GRAFT_CHECK(SystemError, status == GGML_STATUS_SUCCESS, ggml_backend_buffer_name(buffer), " cannot hold tensor ",
                 tensor->name, ": ", ggml_status_to_string(status));
   }
+  numbered(graph_)->uid = ggml_graph_next_uid();
   return first_entry_[allocation + 1] - first_entry_[allocation];
 }
 

@@ -39,7 +39,7 @@ class DeviceGraph {
 
   AlignedMemory metadata_;
   ggml_context* context_ = nullptr;
-  ggml_cgraph* graph_ = nullptr;            // its uid stays 0: backends then compare every address
+  ggml_cgraph* graph_ = nullptr;            // with a new number whenever addresses change
   std::vector<RefreshEntry> entries_;       // grouped by allocation id, sources of views before the views
   std::vector<std::uint32_t> first_entry_;  // entries of id i: [first_entry_[i], first_entry_[i + 1])
 };

@@ -74,8 +74,9 @@ ProgramDevice::ProgramDevice(ggml_backend_dev_t device, std::string name)
       reads_old_descriptors_(std::string_view(ggml_backend_dev_description(device)).starts_with("llvmpipe")),
       // A server of ggml's RPC runs what all connections of a process queue one after the other, events or not. Waits
       // of ggml's Vulkan backend order work, but do not make memory visible that another backend wrote, and both use
-      // the same queue.
-      has_streams_(!is_cpu_ && !is_rpc_ && !is_of(device, "Vulkan") && has_streams(device)),
+      // the same queue. The CUDA backend makes one CUDA graph of a graph, and one kernel of neighbours in it: several
+      // streams took twice as long for a step of a language model.
+      has_streams_(!is_cpu_ && !is_rpc_ && !is_cuda_ && !is_of(device, "Vulkan") && has_streams(device)),
       alignment_(static_cast<std::int64_t>(ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device)))) {}
 
 ProgramDevice::~ProgramDevice() {
