@@ -186,10 +186,12 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
                                *try_reshape(mask, Shape{rows, 1, tokens, slots})};
   if (what.sinks) operands.push_back(*what.sinks);
   const Params params{bits(attrs.scale), 0, bits(attrs.softcap), GGML_PREC_F32};
+  const auto is = [&](const auto& test) { return test(what.key_cache.dtype()) && test(what.value_cache.dtype()); };
+  const bool is_f32 = is([](DType dtype) { return dtype == DType::f32; });
   const bool rounds = lowering.device_rounds_attention() && lowering.matmul_precision() == MatmulPrecision::highest;
-  const auto is_f32 = [](const Tensor& cache) { return cache.dtype() == DType::f32; };
   std::optional<Products> products;
-  if (rounds && is_f32(what.key_cache) && is_f32(what.value_cache))
+  if (is([](DType dtype) { return dtype != DType::u8; }) &&
+      ((rounds && is_f32) || !lowering.device_has(GGML_OP_FLASH_ATTN_EXT, operands, result, params)))
     products = products_of(lowering, query, operands[2], attrs.scale, attrs.softcap);
   const auto attends = [&] {
     if (!products) return lowering.device_has(GGML_OP_FLASH_ATTN_EXT, operands, result, params);

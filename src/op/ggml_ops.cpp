@@ -370,15 +370,19 @@ bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out) {
 
 bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices, int dim, bool wrap,
                  const Tensor& out) {
-  if (!lowering.has_device() || out.numel() == 0 || !is_small_float(table.dtype())) return false;
-  if (table.numel() == 0 || table.size(0) > std::numeric_limits<std::int32_t>::max()) return false;
-  if (is_narrow(table.dtype()) && table.size(1) % 2 != 0)
+  if (!lowering.has_device() || out.numel() == 0 || !is_small_float(table.dtype()) || table.numel() == 0) return false;
+  const std::int64_t outer = table.rank() == 3 ? table.size(0) : 1;
+  const std::int64_t size = table.size(table.rank() - 2), row = table.size(table.rank() - 1);
+  if (outer * size > std::numeric_limits<std::int32_t>::max()) return false;
+  if (is_narrow(table.dtype()) && row % 2 != 0)
     return lowering.refused("ggml's Vulkan backend reads rows of halves in pairs");
-  const Tensor rows = lowering.allocate(DType::i32, Shape{indices.numel()});
+  const Tensor rows = lowering.allocate(DType::i32, Shape{outer * indices.numel()});
   const Tensor target = f32_target(lowering, out);
-  lowering.launch(kCheckIndex, {*try_reshape(indices, rows.shape())}, {rows},
-                  CheckIndexAttrs{table.size(0), dim, wrap});
-  if (!lowering.launch_device(GGML_OP_GET_ROWS, {readable(lowering, table), rows}, as_rows(target))) return false;
+  lowering.launch(kCheckIndex, {*try_reshape(indices, Shape{indices.numel()})}, {rows},
+                  CheckIndexAttrs{size, outer, dim, wrap});
+  const Tensor flat = table.rank() == 3 ? *try_reshape(table, Shape{outer * size, row}) : table;
+  const Tensor taken = *try_reshape(target, Shape{outer * indices.numel(), row});
+  if (!lowering.launch_device(GGML_OP_GET_ROWS, {readable(lowering, flat), rows}, taken)) return false;
   finish(lowering, target, out);
   return true;
 }

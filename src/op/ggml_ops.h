@@ -31,8 +31,9 @@ bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tenso
 // Softmax over the last dim of a contiguous tensor.
 bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out);
 
-// Rows of `table` [N, E] named by `indices` (contiguous i32 or i64), into contiguous `out` [..., E]. The indices are
-// checked on the CPU; with `wrap` negative ones count from the end. `dim` is for messages.
+// Rows of `table` [N, E] named by `indices` (contiguous i32 or i64), into contiguous `out` [..., E]; of a table
+// [B, N, E] those of each of the B, into [B, ..., E]. The indices are checked on the CPU; with `wrap` negative ones
+// count from the end. `dim` is for messages.
 bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices, int dim, bool wrap, const Tensor& out);
 
 // Scaled dot-product attention. q [..., T, D], k [..., S, D], v [..., S, Dv]; leading dims [B, H] or less; H of q may

@@ -44,7 +44,11 @@ Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<c
   pass_options.threads = options.max_threads;
   plan.passes = run_launch_passes(plan, pass_options);
   keep_written_results(plan);
-  place_arena(plan, options.stored, device ? std::max(kArenaAlignment, device->alignment()) : kArenaAlignment);
+  // ggml's backends make one kernel of up to three launches that follow each other, if the last one does not write
+  // where the first one reads.
+  constexpr std::int32_t kFused = 3;
+  place_arena(plan, options.stored, device ? std::max(kArenaAlignment, device->alignment()) : kArenaAlignment,
+              device ? kFused - 1 : 0);
   GRAFT_CHECK(Unsupported, plan.arena_bytes <= options.limits.bytes, "method '", method.name,
               "': its intermediate tensors take ", plan.arena_bytes, " bytes together, at most ", options.limits.bytes,
               " are allowed (max_plan_bytes)");

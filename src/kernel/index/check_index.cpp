@@ -12,13 +12,15 @@ void check(const KernelContext& ctx) {
   const T* from = ctx.input<T>(0);
   std::int32_t* to = ctx.output<std::int32_t>();
   const auto [begin, end] = ctx.range(ctx.out().numel());
+  const std::int64_t count = ctx.in(0).numel();
   for (std::int64_t i = begin; i < end; ++i) {
-    const std::int64_t index = attrs.wrap && from[i] < 0 ? from[i] + attrs.size : from[i];
+    const std::int64_t given = from[i % count];
+    const std::int64_t index = attrs.wrap && given < 0 ? given + attrs.size : given;
     if (index < 0 || index >= attrs.size) {
-      ctx.fail("index ", from[i], " is out of range for dimension ", attrs.dim, " of size ", attrs.size);
+      ctx.fail("index ", given, " is out of range for dimension ", attrs.dim, " of size ", attrs.size);
       return;
     }
-    to[i] = static_cast<std::int32_t>(index);
+    to[i] = static_cast<std::int32_t>(i / count * attrs.size + index);
   }
 }
 

@@ -25,12 +25,13 @@ struct IndexAttrs {
 extern const Kernel kGather;
 
 struct CheckIndexAttrs {
-  std::int64_t size = 0;  // at most the largest i32
-  std::int32_t dim = 0;   // for messages
-  bool wrap = false;      // negative indices count from the end
+  std::int64_t size = 0;   // size * outer is at most the largest i32
+  std::int64_t outer = 1;  // tables of that size, one after the other
+  std::int32_t dim = 0;    // for messages
+  bool wrap = false;       // negative indices count from the end
 };
-// inputs {indices, i32 or i64}, outputs {i32}, both contiguous: the same indices, for ggml's GET_ROWS, which does not
-// check them. Fails the run on an index that is out of range.
+// inputs {indices, i32 or i64}, outputs {i32 [outer, indices]}, both contiguous: the same indices in each table, for
+// ggml's GET_ROWS, which does not check them. Fails the run on an index that is out of range.
 extern const Kernel kCheckIndex;
 
 enum class ScatterMode : std::int32_t { assign, add, multiply, amax, amin };

@@ -58,25 +58,22 @@ struct Positions {
   }
 };
 
-// One index tensor that names whole rows: those of [N, elements], where nothing but sizes of 1 comes before its
-// dimension.
+// One index tensor that names whole rows: those of [outer, N, elements], the same in all outer ones.
 bool gather_rows_on_device(const Positions& positions, const Tensor& from, const Tensor& out, Lowering& lowering) {
   if (!lowering.has_device() || positions.attrs.count != 1 || from.rank() == 0 || !from.desc.contiguous()) return false;
   const int dim = positions.attrs.dim[0];
   Tensor index = positions.indices[0];
-  std::int64_t row = 1;
-  for (int d = 0; d < dim; ++d)
-    if (from.size(d) != 1) return false;
+  std::int64_t row = 1, outer = 1;
   for (int d = 0; d < positions.shape.rank(); ++d) {
     const int own = positions.own_dim[at(d)];
     if (own < 0) continue;
     const bool whole = positions.shape[d] == from.size(own) && (index.size(d) == 1 || index.stride(d) == 0);
     if (!whole) return false;
-    row *= from.size(own);
+    (own < dim ? outer : row) *= from.size(own);
     index.desc.shape[d] = 1;
   }
-  return device::gather_rows(lowering, *try_reshape(from, Shape{from.size(dim), row}), lowering.contiguous(index), dim,
-                             positions.attrs.wrap, out);
+  return device::gather_rows(lowering, *try_reshape(from, Shape{outer, from.size(dim), row}),
+                             lowering.contiguous(index), dim, positions.attrs.wrap, out);
 }
 
 Tensor gathered(Positions& positions, const Tensor& from, Lowering& lowering) {
