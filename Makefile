@@ -186,7 +186,8 @@ VULKAN_CASES ?= 20
 
 vulkan-test: vulkan build
 	@echo '== Models on a Vulkan device'
-	@env $(VULKAN_ENV) GRAFT_VULKAN_TEST=1 $(BIN)/python -m pytest -q -rP test/python/device/vulkan_test.py
+	@env $(VULKAN_ENV) GRAFT_DEVICE_TEST=vulkan0 $(BIN)/python -m pytest -q -rP \
+	  test/python/device/models_test.py test/python/device/vulkan_test.py
 	@echo '== Caches and states on a Vulkan device'
 	@env $(VULKAN_ENV) GRAFT_DEVICE=vulkan0 build/release/graft_tests --gtest_brief=1 --gtest_filter='KvOnDevice.*:KvRing.*'
 	@echo '== Operators on a Vulkan device, $(VULKAN_CASES) cases each'
@@ -201,7 +202,7 @@ CUDA_CASES ?= 20
 
 cuda-test: cuda build
 	@echo '== Models on a CUDA device'
-	@env $(CUDA_ENV) GRAFT_DEVICE_TEST=cuda0 $(BIN)/python -m pytest -q -rP test/python/device/vulkan_test.py
+	@env $(CUDA_ENV) GRAFT_DEVICE_TEST=cuda0 $(BIN)/python -m pytest -q -rP test/python/device/models_test.py
 	@echo '== Caches and states on a CUDA device'
 	@env $(CUDA_ENV) build/release/graft_tests --gtest_brief=1 --gtest_filter='KvOnDevice.*:KvRing.*'
 	@echo '== Operators on a CUDA device, $(CUDA_CASES) cases each'
