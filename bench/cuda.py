@@ -1,4 +1,4 @@
-"""Qwen3-0.6B's shape on a GPU: graft beside llama.cpp on the same module of ggml, and beside PyTorch in bf16.
+"""Qwen3-0.6B's shape on a GPU: graft beside llama.cpp, and beside PyTorch in bf16.
 
     python bench/cuda.py --export PROGRAMS              # once, where executorch is; a GPU is not needed
     python bench/cuda.py --programs PROGRAMS FOLDER     # where the GPU is: numpy, torch, transformers, llama_cpp, graft
@@ -6,7 +6,14 @@
 The second command writes GGUF files of random weights to FOLDER, one for each type, 1.2 GB at most. Engines take turns
 in every round, with the same tokens, which are given, not sampled; a turn ends when the logits are in the CPU's memory.
 They are compared with PyTorch's in f32 on the weights as they are in the file. The time is the median of the rounds: of
-a prompt, or of one step of all sequences. `--tiny --device cpu` tries the script out.
+a prompt, or of one step of all sequences. In every turn of every engine 4 steps that are not timed come before those
+that are, so that graphs which a backend captures anew are captured.
+
+llama.cpp runs in a process of its own, which sleeps while others have their turns. graft's libggml-cuda.so has kernels of
+graft's; `--llama-module` names the one that llama.cpp is to use, such as ggml's unchanged one, which the project
+cmake/cuda builds with -DGRAFT_CUDA_KERNELS=OFF. Without it, llama.cpp uses graft's.
+
+`--tiny --device cpu` tries the script out.
 """
 
 from __future__ import annotations
@@ -25,7 +32,9 @@ import numpy as np
 import torch
 
 import cuda_files
-from cuda_engines import Case, Engine, Graft, LlamaCpp, Torch
+from cuda_engine import Case, Engine
+from cuda_engines import Graft, Torch, module_of
+from cuda_llama import LlamaCpp
 
 CASES = (
     Case("prompt of 512", 1, 512, 0),
@@ -54,7 +63,7 @@ def main() -> None:
     weights = cuda_files.random_weights(config, gpu)
     results: list[dict[str, Any]] = []
     columns = f"{'ms':>9} {'of graft':>9} {'error, prompt':>14} {'error, end':>11}"
-    print(f"{'weights':8} {'case':22} {'engine':14} {columns}  setting")
+    head = f"{'weights':8} {'case':22} {'engine':14} {columns}  setting"
     for kind in options.kinds:
         path = options.folder / f"{cuda_files.stem(options.tiny, kind)}.gguf"
         start = time.perf_counter()
@@ -64,6 +73,9 @@ def main() -> None:
         program = shutil.copy(options.programs / path.with_suffix(".pte").name, options.folder)
         references = {case.name: _reference(model, case, config.vocab_size) for case in options.cases}
         engines = _engines(options, kind, model, Path(program), path, config.vocab_size)
+        if not results:
+            _show_modules(engines)
+            print(head)
         for case in options.cases:
             able = [engine for engine in engines if _runs(engine, case)]
             found = _measure(case, able, references[case.name], config.vocab_size, options)
@@ -72,8 +84,7 @@ def main() -> None:
             if options.results:
                 options.results.write_text(json.dumps(results, indent=1))
         for engine in engines:
-            if isinstance(engine, LlamaCpp):
-                engine.free()
+            engine.free()
         if not options.keep:
             path.unlink()
 
@@ -85,6 +96,7 @@ def _options() -> argparse.Namespace:
     programs = os.environ.get("GRAFT_CUDA_PROGRAMS")
     parser.add_argument("--programs", type=Path, default=programs, help="what --export wrote")
     parser.add_argument("--device", default="cuda0", help="of graft; with cpu, llama.cpp computes on the CPU too")
+    parser.add_argument("--llama-module", type=Path, metavar="PATH", help="libggml-cuda.so of llama.cpp, else graft's")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="3 rounds, and nothing compiled")
     parser.add_argument("--tiny", action="store_true", help="a small model, to try the script out")
@@ -99,6 +111,10 @@ def _options() -> argparse.Namespace:
         parser.error("expected --export PROGRAMS, or --programs PROGRAMS (or GRAFT_CUDA_PROGRAMS) and a folder")
     options.programs = Path(options.programs or "")
     options.cases = [case for case in CASES if any(part in case.name for part in options.cases)]
+    if options.llama_module and not options.llama_module.is_file():
+        parser.error(f"expected a library as --llama-module, found no file {options.llama_module}")
+    if options.llama_module and options.device == "cpu":
+        parser.error("expected no --llama-module with --device cpu, which has no modules")
     if options.quick:
         options.rounds = 3
         options.engines = [name for name in options.engines if name != "torch.compile"]
@@ -150,8 +166,8 @@ def _engines(
         if name in ("graft", "graft call"):
             engines.append(Graft(program, path, vocabulary, options.device, fresh=name == "graft call"))
         elif name == "llama.cpp":
-            llama = LlamaCpp(path, on_gpu=options.device != "cpu")
-            say("\n".join(llama.said("offloaded", "model buffer size")))
+            llama = LlamaCpp(path, str(options.llama_module or module_of(options.device)))
+            say("\n".join(llama.loaded))
             engines.append(llama)
         elif kind == "bf16":
             halves = cuda_files.torch_model(model.config, model.device).to(torch.bfloat16)
@@ -172,23 +188,23 @@ def _measure(
     found: dict[str, dict[str, Any]] = {}
     for engine in engines:
         start = time.perf_counter()
-        one: dict[str, Any] = {"engine": engine.name, "ms": []}
+        one: dict[str, Any] = {"engine": engine.name, "module": engine.module, "ms": []}
         found[engine.name] = one
         try:
             one["setting"], one["tried"] = _fastest(engine, case, tokens)
-            one["errors"] = _errors(_turn(engine, case, tokens)[1], reference)
+            one["errors"] = _errors(engine.turn(case, tokens, compare=True)[1], reference)
         except Exception as e:
             one["failure"] = f"{type(e).__name__}: {e}"
         say(f"   {case.name}, {engine.name}: ready in {time.perf_counter() - start:.1f} s")
     ready = [engine for engine in engines if "failure" not in found[engine.name]]
-    before = {engine.name: engine.counters() for engine in ready if isinstance(engine, Graft)}
+    before = {engine.name: engine.counters() for engine in ready}
     for number in range(options.rounds):
         for engine in ready if number % 2 else reversed(ready):
-            found[engine.name]["ms"].append(_turn(engine, case, tokens)[0])
+            found[engine.name]["ms"].append(engine.turn(case, tokens)[0] * 1e3)
     for engine in ready:
-        if isinstance(engine, Graft):
-            after = engine.counters()
-            changed = {name: after[name] - count for name, count in before[engine.name].items() if after[name] != count}
+        after = engine.counters()
+        changed = {name: after[name] - count for name, count in before[engine.name].items() if after[name] != count}
+        if changed:
             found[engine.name]["counters"] = changed
             say(f"   {case.name}, {engine.name}: {changed}")
         engine.close()
@@ -200,47 +216,26 @@ def _fastest(engine: Engine, case: Case, tokens: np.ndarray) -> tuple[Any, dict[
     settings, tried = engine.settings(case), {}
     for setting in settings:
         engine.open(case, setting)
-        _turn(engine, case, tokens)
+        engine.turn(case, tokens)
         if len(settings) == 1:
             return setting, {}
-        _turn(engine, case, tokens)
-        tried[setting] = _turn(engine, case, tokens)[0]
+        engine.turn(case, tokens)
+        tried[setting] = engine.turn(case, tokens)[0] * 1e3
         engine.close()
     best = min(tried, key=tried.__getitem__)
     engine.open(case, best)
-    _turn(engine, case, tokens)
+    engine.turn(case, tokens)
     return best, {str(setting): round(ms, 3) for setting, ms in tried.items()}
-
-
-def _turn(engine: Engine, case: Case, tokens: np.ndarray) -> tuple[float, list[Any]]:
-    """Milliseconds of the prompt, or of a step; and the logits after the prompt and at the end."""
-    engine.clear()
-    _wait()
-    start = time.perf_counter()
-    out = engine.feed(tokens[:, : case.prompt], 0)
-    if not case.steps:
-        seconds = time.perf_counter() - start
-        return seconds * 1e3, [_array(out), _array(out)]
-    first = _array(out)
-    start = time.perf_counter()
-    for past in range(case.prompt, case.length):
-        out = engine.feed(tokens[:, past : past + 1], past)
-    seconds = time.perf_counter() - start
-    return seconds * 1e3 / case.steps, [first, _array(out)]
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _array(logits: Any) -> np.ndarray:
-    return logits.float().numpy().copy() if isinstance(logits, torch.Tensor) else np.array(logits)
 
 
 def _errors(logits: list[np.ndarray], reference: np.ndarray) -> list[float]:
     """The largest difference, as a share of the largest logit."""
     return [float(np.abs(ours - exact).max() / np.abs(exact).max()) for ours, exact in zip(logits, reference)]
+
+
+def _show_modules(engines: list[Engine]) -> None:
+    for engine in engines:
+        print(f"{engine.name}: {engine.module or 'no module of ggml'}")
 
 
 def _show(kind: str, case: Case, found: list[dict[str, Any]]) -> None:
