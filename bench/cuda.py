@@ -25,6 +25,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def main() -> None:
             engine.free()
         if not options.keep:
             path.unlink()
+    _show_beside(results)
 
 
 def _options() -> argparse.Namespace:
@@ -250,6 +252,32 @@ def _show(kind: str, case: Case, found: list[dict[str, Any]]) -> None:
         setting = f"{one['setting'] or ''} {one['tried'] or ''}"
         columns = f"{ms:9.3f} {ratio:>9} {prompt:14.2e} {end:11.2e}"
         print(f"{kind:8} {case.name:22} {one['engine']:14} {columns}  {setting}", flush=True)
+
+
+def _show_beside(results: list[dict[str, Any]]) -> None:
+    """A line for each case. "in rounds" is the least and the largest ratio of a round."""
+    columns = f"{'graft, ms':>10} {'llama.cpp':>10} {'of graft':>9} {'in rounds':>14} {'torch':>10} {'compiled':>10}"
+    print(f"\n{'weights':8} {'case':22} {columns}")
+    for kind, case, rounds in _by_case(results):
+        medians = {name: statistics.median(ms) for name, ms in rounds.items()}
+        ratio = least = ""
+        if "graft" in rounds and "llama.cpp" in rounds:
+            ratio = f"{medians['llama.cpp'] / medians['graft']:.3f}"
+            each = [theirs / ours for theirs, ours in zip(rounds["llama.cpp"], rounds["graft"])]
+            least = f"{min(each):.3f}-{max(each):.3f}"
+        graft, llama, torch_ms, compiled = (
+            f"{medians[name]:10.3f}" if name in medians else f"{'-':>10}"
+            for name in ("graft", "llama.cpp", "torch", "torch.compile")
+        )
+        print(f"{kind:8} {case:22} {graft} {llama} {ratio or '-':>9} {least or '-':>14} {torch_ms} {compiled}")
+
+
+def _by_case(results: list[dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, list[float]]]]:
+    """Weights, case, and the milliseconds of each round by engine."""
+    for kind, case in dict.fromkeys((one["weights"], one["case"]) for one in results):
+        yield kind, case, {
+            one["engine"]: one["ms"] for one in results if (one["weights"], one["case"]) == (kind, case) and one["ms"]
+        }
 
 
 if __name__ == "__main__":
