@@ -7,10 +7,10 @@ The second command writes GGUF files of random weights to FOLDER, one for each t
 in every round, with the same tokens, which are given, not sampled; a turn ends when the logits are in the CPU's memory.
 They are compared with PyTorch's in f32 on the weights as they are in the file. The time is the median of the rounds: of
 a prompt, or of one step of all sequences. In every turn of every engine 4 steps that are not timed come before those
-that are, so that graphs which a backend captures anew are captured.
+that are, so that graphs which a backend captures anew are captured, and before a prompt that is timed, the same prompt.
 
-llama.cpp runs in a process of its own, which sleeps while others have their turns. graft's libggml-cuda.so has kernels of
-graft's; `--llama-module` names the one that llama.cpp is to use, such as ggml's unchanged one, which the project
+llama.cpp runs in a process of its own, which sleeps while others have their turns. graft's libggml-cuda.so has kernels
+of graft's; `--llama-module` names the one that llama.cpp is to use, such as ggml's unchanged one, which the project
 cmake/cuda builds with -DGRAFT_CUDA_KERNELS=OFF. Without it, llama.cpp uses graft's.
 
 `--tiny --device cpu` tries the script out.

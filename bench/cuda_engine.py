@@ -30,8 +30,8 @@ class Case:
 
 
 class Engine:
-    """Opens a model for a case and a setting, and appends tokens [sequences, n] to its sequences; the logits of the last
-    tokens are then in the CPU's memory, as a sampler needs them."""
+    """Opens a model for a case and a setting, and appends tokens [sequences, n] to its sequences; the logits of the
+    last tokens are then in the CPU's memory, as a sampler needs them."""
 
     name = ""
     module = ""  # the file of ggml's backend, if it uses one
@@ -62,6 +62,9 @@ class Engine:
 
     def turn(self, case: Case, tokens: np.ndarray, compare: bool = False) -> tuple[float, list[np.ndarray]]:
         """Seconds of the prompt, or of a step; and, to compare, the logits after the prompt and at the end."""
+        if not case.steps:  # what was timed before may have been another process, whose context the GPU still has
+            self.clear()
+            self.feed(tokens[:, : case.prompt], 0)
         self.clear()
         start = time.perf_counter()
         out = self.feed(tokens[:, : case.prompt], 0)

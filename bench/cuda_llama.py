@@ -81,7 +81,7 @@ class _LlamaCpp(Engine):
 
         self._lib = lib
         self._said: list[str] = []
-        self._log = lib.llama_log_callback(lambda level, text, _: self._said.append(text.decode(errors="replace")))
+        self._log = lib.llama_log_callback(self._hear)  # kept as long as ggml may call it
         lib.llama_log_set(self._log, ctypes.c_void_p(0))
         if module:
             self._load(module)
@@ -111,6 +111,10 @@ class _LlamaCpp(Engine):
         if found != [os.path.realpath(module)]:
             raise RuntimeError(f"expected {os.path.realpath(module)} as llama.cpp's only {name}, found {found}")
         self.module = found[0]
+
+    def _hear(self, level: int, text: bytes, _: Any) -> None:
+        if level != 1:  # GGML_LOG_LEVEL_DEBUG
+            self._said.append(text.decode(errors="replace"))
 
     def _end(self) -> str:
         return "".join(self._said[-20:])
