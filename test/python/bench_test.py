@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -18,7 +19,9 @@ def bench():
     sys.path.insert(0, str(BENCH))
     before = set(sys.modules)
     try:
-        yield {name: importlib.import_module(name) for name in ("workloads", "peers", "report", "run", "machine", "vision", "kernels", "chart")}
+        yield {name: importlib.import_module(name) for name in (
+            "workloads", "peers", "report", "run", "machine", "vision", "kernels", "chart", "cuda_engine", "cuda_llama"
+        )}
     finally:
         sys.path.remove(str(BENCH))
         for name in set(sys.modules) - before:
@@ -313,3 +316,30 @@ def test_chart(bench, tmp_path):
     assert len(bars) == 2 and float(bars[0].get("width")) == pytest.approx(4.1 / 2.1 * float(bars[1].get("width")), rel=0.01)
     with pytest.raises(SystemExit, match="nothing to draw"):
         bench["chart"].draw({"workloads": {}}, known, tmp_path / "none.svg")
+
+
+@pytest.mark.parametrize(("steps", "fed"), [(0, [3, 3]), (2, [3] + [1] * 6)])
+def test_a_turn_on_a_gpu_runs_untimed_before_it_is_timed(bench, steps, fed):
+    calls = []
+
+    class Positions(bench["cuda_engine"].Engine):
+        def clear(self):
+            self.length = 0
+
+        def feed(self, tokens, past):
+            assert past == self.length
+            self.length += tokens.shape[1]
+            calls.append(tokens.shape[1])
+            return tokens[:, -1:].astype(np.float32)
+
+    case = bench["cuda_engine"].Case("some", 2, 3, steps)
+    tokens = np.arange(2 * case.length).reshape(2, case.length)
+    seconds, logits = Positions().turn(case, tokens, compare=True)
+    assert calls == fed
+    assert seconds > 0
+    assert [array[:, 0].tolist() for array in logits] == [tokens[:, 2].tolist(), tokens[:, -1].tolist()]
+
+
+def test_llama_cpp_in_a_process_says_why_it_fails(bench, tmp_path):
+    with pytest.raises(RuntimeError, match="llama"):  # the package, where it is not installed, or the file
+        bench["cuda_llama"].LlamaCpp(tmp_path / "absent.gguf", "")
