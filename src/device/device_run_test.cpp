@@ -2,11 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <thread>
 
 #include "device/test_device.h"
+#include "ggml.h"
 #include "load/test_graph.h"
 #include "plan/stages.h"
 
@@ -172,6 +174,50 @@ TEST_F(OnDevice, SumsAndMeans) {
       EXPECT_EQ(places(*program).host, 0u);
     }
   }
+}
+
+// How often the only plan launches one of ggml's ops.
+std::size_t launches_of(const Program& program, ggml_op op) {
+  const std::vector<Launch>& launches = Internal::of(program).plans->list().at(0).second->launches;
+  return static_cast<std::size_t>(
+      std::ranges::count_if(launches, [&](const Launch& l) { return !l.kernel && l.ggml_op == op; }));
+}
+
+// silu(gate) * up, either operand first; what else reads the silu needs it as it is.
+TEST_F(OnDevice, AGatedProductIsOneLaunch) {
+  for (const bool silu_first : {true, false}) {
+    for (const bool read_again : {false, true}) {
+      GraphBuilder graph;
+      const std::vector<ir::Dim> dims{dynamic(1, 9, "n"), fixed(33)};
+      const auto gate = graph.input("gate", DType::f32, dims), up = graph.input("up", DType::f32, dims);
+      const auto silu = graph.node("aten.silu.default", {{"self", of(gate)}}, DType::f32, dims);
+      graph.output(graph.node("aten.mul.Tensor",
+                              {{"self", of(silu_first ? silu : up)}, {"other", of(silu_first ? up : silu)}}, DType::f32,
+                              dims));
+      if (read_again) graph.output(silu);
+      std::vector<float> a = noise(66, 3), b = noise(66, 4);
+      compare(graph, {tensor(a, {2, 33}), tensor(b, {2, 33})});
+      EXPECT_EQ(launches_of(*program, GGML_OP_GLU), 1u);
+      EXPECT_EQ(launches_of(*program, GGML_OP_UNARY), read_again ? 1u : 0u);
+    }
+  }
+}
+
+// x[:, index], the same rows of every batch.
+TEST_F(OnDevice, RowsOfEveryBatchAreTakenThere) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(3), fixed(5), fixed(7)});
+  const auto index = graph.input("index", DType::i64, {fixed(2)});
+  graph.output(graph.node("aten.index.Tensor", {{"self", of(x)}, {"indices", of_list({of_none(), of(index)})}},
+                          DType::f32, {fixed(3), fixed(2), fixed(7)}));
+  std::vector<float> data = noise(105, 3);
+  std::vector<std::int64_t> rows = {4, -3};
+  compare(graph, {tensor(data, {3, 5, 7}), Value::of(TensorView{rows.data(), DType::i64, Shape{2}})});
+  EXPECT_EQ(launches_of(*program, GGML_OP_GET_ROWS), 1u);
+  rows[1] = 5;
+  EXPECT_THROW(session->run("forward", std::vector{tensor(data, {3, 5, 7}),
+                                                   Value::of(TensorView{rows.data(), DType::i64, Shape{2}})}),
+               ExecutionError);
 }
 
 ir::Arg text(std::string value) {

@@ -76,8 +76,7 @@ TEST_F(KvOnDevice, StepsMoveTokensAndResultsAlone) {
   for (std::int64_t t = 20; t < 40; ++t) pair.step({1}, t, t + 1);
   const Counters after = pair.there->counters();
   // Tokens, positions, where they go and what they see: one upload; the result: one download.
-  // CUDA's attention of f32 caches are products, between whose results inputs lie apart.
-  EXPECT_EQ(after.uploads - before.uploads, is_cuda() ? 40u : 20u);
+  EXPECT_EQ(after.uploads - before.uploads, 20u);
   EXPECT_EQ(after.downloads - before.downloads, 20u);
   EXPECT_EQ(after.download_bytes - before.download_bytes, 20u * Model::kHeads * Model::kSize * 4);
   EXPECT_EQ(after.device_graphs - before.device_graphs, 20u);
@@ -98,6 +97,18 @@ TEST_F(KvOnDevice, AnotherPlanWhereTheCacheGrows) {
   for (std::int64_t t = 64; t < 1024; t += 64) pair.step({2}, t, t + 64);
   EXPECT_EQ(pair.there->counters().graphs_built, 5u);
   expect_error<ExecutionError>([&] { run(*pair.there, {1}, 1024, 1025); }, "beyond the cache of 1024 tokens");
+}
+
+// What many tokens see is computed on the device: positions go there, not a mask of tokens times slots.
+TEST_F(KvOnDevice, ALargeMaskIsMadeThere) {
+  Pair pair({}, {.rows = 2, .length = 512});
+  for (std::int64_t t = 0; t < 256; t += 64) pair.step({1, 2}, t, t + 64);
+  const std::uint64_t before = pair.there->counters().upload_bytes;
+  pair.step({1, 2}, 256, 320);
+  const std::uint64_t bytes = pair.there->counters().upload_bytes - before;
+  const std::uint64_t tokens = 3 * 2 * 64 * Model::kHeads * Model::kSize * 4, mask = 2 * 64 * 512 * 2;
+  EXPECT_LT(bytes, tokens + mask / 4);
+  EXPECT_THAT(pair.there_program->describe(), ::testing::HasSubstr("ggml ARANGE"));
 }
 
 TEST_F(KvOnDevice, FullToTheLastSlotWithPadding) {
