@@ -53,7 +53,7 @@ class Graft(Engine):
                 weights=[self._weights],
                 device=self._device,
                 kv_rows=case.sequences,
-                kv_length=case.length,
+                kv_length=-(-case.length // 256) * 256,  # what the faster kernels of attention read; llama.cpp rounds as well
                 kv_dtype="f16",
             )
         finally:

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "ggml.h"
 #include "pass/pipeline.h"
 #include "plan/binding.h"
 #include "plan/memory.h"
@@ -29,6 +30,19 @@ void keep_written_results(Plan& plan) {
   plan.results.shrink_to_fit();
 }
 
+// ggml's backends make one kernel of a norm, its factor and a rotary position that follow each other, if the last one
+// does not write where the first one reads.
+void keep_operands_of_fused(Plan& plan) {
+  const auto is = [&](std::size_t i, ggml_op op) {
+    return plan.launches[i].on_device && !plan.launches[i].kernel && plan.launches[i].ggml_op == op;
+  };
+  for (std::size_t i = 0; i + 2 < plan.launches.size(); ++i) {
+    if (!is(i, GGML_OP_RMS_NORM) || !is(i + 1, GGML_OP_MUL) || !is(i + 2, GGML_OP_ROPE)) continue;
+    Buffer& operand = plan.buffers[plan.launches[i].inputs[0].buffer];
+    operand.last_use = std::max(operand.last_use, static_cast<std::int32_t>(i + 2));
+  }
+}
+
 }  // namespace
 
 Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<const InputDesc> inputs,
@@ -44,11 +58,8 @@ Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<c
   pass_options.threads = options.max_threads;
   plan.passes = run_launch_passes(plan, pass_options);
   keep_written_results(plan);
-  // ggml's backends make one kernel of up to three launches that follow each other, if the last one does not write
-  // where the first one reads.
-  constexpr std::int32_t kFused = 3;
-  place_arena(plan, options.stored, device ? std::max(kArenaAlignment, device->alignment()) : kArenaAlignment,
-              device ? kFused - 1 : 0);
+  if (device) keep_operands_of_fused(plan);
+  place_arena(plan, options.stored, device ? std::max(kArenaAlignment, device->alignment()) : kArenaAlignment);
   GRAFT_CHECK(Unsupported, plan.arena_bytes <= options.limits.bytes, "method '", method.name,
               "': its intermediate tensors take ", plan.arena_bytes, " bytes together, at most ", options.limits.bytes,
               " are allowed (max_plan_bytes)");

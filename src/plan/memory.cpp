@@ -24,14 +24,14 @@ std::int64_t written_bytes(const Launch& launch, const Tensor& out) {
 
 }  // namespace
 
-void place_arena(Plan& plan, const StoredPlan* stored, std::int64_t alignment, std::int32_t lasting) {
+void place_arena(Plan& plan, const StoredPlan* stored, std::int64_t alignment) {
   std::vector<BufferId> ids;
   std::vector<Lifetime> lifetimes;
   for (BufferId id = 0; id < plan.buffers.size(); ++id) {
     const Buffer& b = plan.buffers[id];
     if (b.memory != MemoryKind::arena || b.first_use < 0) continue;
     ids.push_back(id);
-    lifetimes.push_back({b.bytes, b.first_use, b.last_use + lasting});
+    lifetimes.push_back({b.bytes, b.first_use, b.last_use});
   }
   if (stored != nullptr && fits(*stored, lifetimes)) {
     check_layout(*stored, alignment);

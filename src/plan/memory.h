@@ -9,9 +9,8 @@ namespace graft {
 struct StoredPlan;
 
 // Assigns offsets to the arena's buffers, from the stored plan if it fits (may be null). Needs the buffers' lifetimes;
-// `alignment` is a power of two. Buffers stay for `lasting` launches after their last use. Throws InvalidProgram if a
-// stored plan that fits has an invalid layout.
-void place_arena(Plan& plan, const StoredPlan* stored, std::int64_t alignment, std::int32_t lasting);
+// `alignment` is a power of two. Throws InvalidProgram if a stored plan that fits has an invalid layout.
+void place_arena(Plan& plan, const StoredPlan* stored, std::int64_t alignment);
 
 // Fills Plan::allocations and state_bytes_written. Needs the arena's size.
 void list_allocations(Plan& plan);

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "device/test_device.h"
+#include "ggml.h"
+#include "load/program_impl.h"
 #include "load/test_graph.h"
 #include "pass/graph/passes.h"
 
@@ -24,6 +27,7 @@ struct Options {
   bool float_positions = false;  // given as f32
   bool computed = false;         // the frequencies are no weight
   bool halves_differ = false;    // cat(f, 2 f)
+  bool normed = false;           // x is the norm of an input [b, t, 2, 8], transposed
   DType positions = DType::i64;
 };
 
@@ -41,7 +45,19 @@ void add_rope(GraphBuilder& graph, const Options& o) {
   const auto unsqueeze = [&](const Arg& x, std::int64_t dim, const Dims& dims, DType dtype = DType::f32) {
     return node("aten.unsqueeze.default", {{"self", x}, {"dim", of_int(dim)}}, dims, dtype);
   };
-  const Arg x = Arg::of_value(graph.input("x", DType::f32, {b, fixed(kHeads), t, fixed(kSize)}));
+  const Dims tokens_first = {b, t, fixed(kHeads), fixed(kSize)};
+  Arg x =
+      Arg::of_value(graph.input("x", DType::f32, o.normed ? tokens_first : Dims{b, fixed(kHeads), t, fixed(kSize)}));
+  if (o.normed) {
+    const Arg weight = Arg::of_value(graph.weight("norm", std::vector<float>(kSize, 2), Shape{kSize}));
+    // Of a sum, since inputs of a program have memory of their own.
+    x = node("aten.add.Tensor", {{"self", x}, {"other", x}, {"alpha", of_int(1)}}, tokens_first);
+    x = node("aten.rms_norm.default",
+             {{"input", x}, {"normalized_shape", of_ints({kSize})}, {"weight", weight}, {"eps", of_real(1e-6)}},
+             tokens_first);
+    x = node("aten.transpose.int", {{"self", x}, {"dim0", of_int(1)}, {"dim1", of_int(2)}},
+             {b, fixed(kHeads), t, fixed(kSize)});
+  }
   const DType given = o.float_positions ? DType::f32 : o.positions;
   const Arg position = Arg::of_value(graph.input("position", given, {b, t}));
   Arg frequency = Arg::of_value(graph.weight("frequency", {1, 0.5f, 0.03f, 0}, Shape{kSize / 2}));
@@ -87,7 +103,8 @@ void add_rope(GraphBuilder& graph, const Options& o) {
                         {"other", mul(turned, factor("aten.sin.default", o.scale * o.sine_scale), heads)},
                         {"alpha", of_int(1)}},
                        heads);
-  graph.output(sum.value());
+  const GraphBuilder::Args twice = {{"self", sum}, {"other", sum}, {"alpha", of_int(1)}};
+  graph.output((o.normed ? node("aten.add.Tensor", twice, heads) : sum).value());
 }
 
 std::vector<std::string> targets_after(ir::Program program) {
@@ -156,6 +173,28 @@ TEST_F(RopeAtOnDevice, EqualsTheCpu) {
     const std::vector<float> again = run(without, o.positions);
     for (std::size_t i = 0; i < again.size(); ++i) EXPECT_NEAR(again[i], expected[i], 1e-6) << i;
   }
+}
+
+// ggml's CUDA backend makes one kernel of the three, if the last one does not write where the first one reads.
+TEST_F(RopeAtOnDevice, ANormAndItsPositionsCanBeOneKernel) {
+  GraphBuilder graph;
+  add_rope(graph, {.normed = true});
+  LoadOptions on_device;
+  on_device.device = "rpc0";
+  const auto program = graph.build(on_device);
+  Session session(program);
+  std::vector<float> x(2 * 5 * kHeads * kSize, 1);
+  std::vector<std::int64_t> positions(10, 3);
+  session.run("forward", std::vector<Value>{tensor(x, {2, 5, kHeads, kSize}),
+                                            Value::of(TensorView{positions.data(), DType::i64, Shape{2, 5}})});
+  const Plan& plan = *Internal::of(*program).plans->list().at(0).second;
+  const auto rope = std::ranges::find(plan.launches, static_cast<int>(GGML_OP_ROPE), &Launch::ggml_op);
+  ASSERT_NE(rope, plan.launches.end());
+  EXPECT_EQ((rope - 1)->ggml_op, GGML_OP_MUL);
+  EXPECT_EQ((rope - 2)->ggml_op, GGML_OP_RMS_NORM);
+  const Buffer &from = plan.buffers[(rope - 2)->inputs[0].buffer], &to = plan.buffers[rope->outputs[0].buffer];
+  EXPECT_TRUE(from.allocation != to.allocation || from.offset + from.bytes <= to.offset ||
+              to.offset + to.bytes <= from.offset);
 }
 
 }  // namespace
