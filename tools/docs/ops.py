@@ -55,6 +55,7 @@ MADE = {
     "graft.quantized_conv": "test/python/programs/torchao_test.py",
     "graft.quantized_linear": "src/pass/graph/passes_test.cpp",
     "graft.rope": "src/pass/graph/passes_test.cpp",
+    "graft.rope_at": "src/pass/graph/rope_test.cpp",
     "graft.source_attention.default": "test/python/llm/seq2seq_test.py",
     "graft.source_positions": "test/python/llm/seq2seq_test.py",
     "graft.store_source.default": "test/python/llm/seq2seq_test.py",
