@@ -6,6 +6,7 @@
 #include <iterator>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 
@@ -36,7 +37,12 @@ DeviceMemory::DeviceMemory(ggml_backend_dev_t device, const std::string& name, s
   const std::size_t largest = ggml_backend_buft_get_max_size(type);
   GRAFT_CHECK(OutOfMemory, bytes <= largest, "device '", name, "': ", bytes, " bytes for ", what,
               " are more than its largest buffer (", largest, ")");
-  buffer_ = ggml_backend_buft_alloc_buffer(type, std::max<std::size_t>(bytes, 1));
+  try {
+    const CatchAborts catches;
+    buffer_ = ggml_backend_buft_alloc_buffer(type, std::max<std::size_t>(bytes, 1));
+  } catch (const std::runtime_error& error) {
+    throw Unavailable(str("device '", name, "' gives no memory for ", what, ": ", error.what()));
+  }
   GRAFT_CHECK(OutOfMemory, buffer_, "device '", name, "' has no room for ", bytes, " bytes of ", what);
   base_ = static_cast<std::byte*>(ggml_backend_buffer_get_base(buffer_));
   size_ = bytes;
@@ -57,7 +63,12 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
 }
 
 DeviceMemory::~DeviceMemory() {
-  if (buffer_) ggml_backend_buffer_free(buffer_);
+  if (!buffer_) return;
+  try {
+    const CatchAborts catches;
+    ggml_backend_buffer_free(buffer_);
+  } catch (const std::runtime_error&) {  // its device is gone, and the memory with it
+  }
 }
 
 ProgramDevice::ProgramDevice(ggml_backend_dev_t device, std::string name)

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "device/catch_aborts.h"
 #include "device/device_budget.h"
 #include "ggml-backend.h"
 #include "lowering/lowering.h"
@@ -75,11 +76,12 @@ class ProgramDevice : public DeviceOps {
   // A lost device runs nothing any more: sessions of the program go on on the CPU.
   bool is_lost() const { return lost_; }
   // Calls a function that uses the device. Throws Unavailable naming the device, which is lost then, for any exception
-  // that is not graft's: ggml's backends throw those of their drivers.
+  // that is not graft's: ggml's backends throw those of their drivers, or would end the process.
   template <typename Function>
   void guard(std::string_view what, Function&& function) const {
     if (lost_) throw_lost(what, "it was lost before");
     try {
+      const CatchAborts catches;
       function();
     } catch (const Error&) {
       throw;
