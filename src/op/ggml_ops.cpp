@@ -178,6 +178,11 @@ bool with_number(Lowering& lowering, ElementwiseOp op, const Tensor& x, double v
   }
 }
 
+// A state's memory may have changed since an earlier launch read it.
+bool may_have_changed(Lowering& lowering, const Tensor& tensor) {
+  return lowering.sequence().buffers[tensor.buffer].memory == MemoryKind::state;
+}
+
 // The operand of an earlier silu whose result this is; none if there is no such launch.
 const Tensor* operand_of_silu(Lowering& lowering, const Tensor& result) {
   const std::vector<Launch>& launches = lowering.sequence().launches;
@@ -197,7 +202,7 @@ bool gated(Lowering& lowering, const Tensor& activated, const Tensor& up, const 
       up.shape() != out.shape())
     return false;
   const Tensor* gate = operand_of_silu(lowering, activated);
-  if (!gate || !gate->desc.contiguous()) return false;
+  if (!gate || !gate->desc.contiguous() || may_have_changed(lowering, *gate)) return false;
   const Tensor rows = as_rows(out);
   return lowering.launch_device(GGML_OP_GLU, {*try_reshape(*gate, rows.shape()), as_rows(up)}, rows,
                                 Params{GGML_GLU_OP_SWIGLU}, 3);
@@ -403,9 +408,8 @@ struct MaskOperands {
 
 // What SOFT_MAX adds, and which rows see a key: made once for all layers that have the mask.
 MaskOperands mask_operands(Lowering& lowering, const Tensor& mask) {
-  const LaunchSequence& sequence = lowering.sequence();
-  if (sequence.buffers[mask.buffer].memory != MemoryKind::state)
-    for (const Launch& earlier : sequence.launches)
+  if (!may_have_changed(lowering, mask))
+    for (const Launch& earlier : lowering.sequence().launches)
       if (earlier.kernel == &kAttentionMask && same_tensor(earlier.inputs[0], mask))
         return {earlier.outputs[0], earlier.outputs[1]};
   Shape rows = mask.shape();
@@ -471,8 +475,9 @@ namespace {
 
 // Once for all layers.
 Tensor as_i32(Lowering& lowering, const Tensor& position) {
+  const bool changes = may_have_changed(lowering, position);
   for (const Launch& earlier : lowering.sequence().launches)
-    if (earlier.kernel == &kCopy && same_tensor(earlier.inputs[0], position) &&
+    if (!changes && earlier.kernel == &kCopy && same_tensor(earlier.inputs[0], position) &&
         earlier.outputs[0].dtype() == DType::i32 && earlier.outputs[0].desc.contiguous())
       return *try_reshape(earlier.outputs[0], Shape{position.numel()});
   return *try_reshape(lowering.cast(position, DType::i32), Shape{position.numel()});
