@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 venv=$(cd "$1" && pwd) jobs=${2:-$(nproc)}
 prefix=$venv/ggml build=build/ggml-cuda log=build/ggml-cuda-build.log toolkit=$PWD/build/cuda-toolkit
 architectures=${GRAFT_CUDA_ARCHITECTURES:-}
-made="$(cat "$prefix/made") $(cat cmake/cuda/* requirements/cuda.txt tools/setup/cuda.sh | cksum) $architectures"
+made="$(cat "$prefix/made") $(cat cmake/GgmlModule.cmake cmake/cuda/* src/device/cuda/* requirements/cuda.txt tools/setup/cuda.sh | cksum) $architectures"
 if [ "$(cat "$prefix/made-cuda" 2>/dev/null)" = "$made" ] && [ -e "$prefix/lib/libggml-cuda.so" ]; then
   exit 0
 fi

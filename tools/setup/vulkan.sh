@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=$(cd "$1" && pwd) jobs=${2:-$(nproc)}
 prefix=$venv/ggml build=build/ggml-vulkan log=build/ggml-vulkan-build.log
-made="$(cat "$prefix/made") $(cat cmake/vulkan/* tools/setup/vulkan.sh | cksum)"
+made="$(cat "$prefix/made") $(cat cmake/GgmlModule.cmake cmake/vulkan/* tools/setup/vulkan.sh | cksum)"
 if [ "$(cat "$prefix/made-vulkan" 2>/dev/null)" = "$made" ] && [ -e "$prefix/lib/libggml-vulkan.so" ]; then
   exit 0
 fi
