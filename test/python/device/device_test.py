@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from executorch.runtime import Runtime
 from torch import nn
 
+import device_nets
 import graft
 import graft.executorch
+from device_nets import Decoder, Encoder, differ, padded_call
 
 TOLERANCE = 1e-5  # relative to the largest value
 
@@ -71,42 +72,6 @@ def device() -> str:
     return "rpc0"
 
 
-def differ(found: torch.Tensor, expected: torch.Tensor) -> float:
-    assert found.shape == expected.shape and found.dtype == expected.dtype
-    return ((found - expected).abs().max() / expected.abs().max()).item()
-
-
-class Encoder(nn.Module):
-    """Two layers of a sentence encoder, as MiniLM has six."""
-
-    def __init__(self, size: int = 48, heads: int = 4) -> None:
-        super().__init__()
-        config = transformers.BertConfig(
-            vocab_size=100, hidden_size=size, num_hidden_layers=2, num_attention_heads=heads, intermediate_size=4 * size
-        )
-        self.bert = transformers.BertModel(config, add_pooling_layer=False)
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        hidden = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
-        return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
-
-
-class Decoder(nn.Module):
-    """A Qwen3-shaped decoder without a cache: grouped heads, norms of heads, rotary positions, a gated MLP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        config = transformers.Qwen3Config(
-            vocab_size=100, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
-        )  # fmt: skip
-        self.model = transformers.Qwen3ForCausalLM(config)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=ids, use_cache=False).logits
-
-
 class Mixed(nn.Module):
     """Ops that the device has between ops that it lacks: sort, gather, cumsum, comparisons."""
 
@@ -123,20 +88,18 @@ class Mixed(nn.Module):
 
 
 def token_ids(batch: int, length: int) -> torch.Tensor:
-    return torch.randint(0, 100, (batch, length), generator=torch.Generator().manual_seed(length))
+    return device_nets.token_ids(batch, length, 100)
 
 
 LENGTH = torch.export.Dim("length", min=2, max=64)
 
 
 def encoder_case():
-    mask = torch.ones(2, 9, dtype=torch.int64)
-    mask[1, 5:] = 0
-    return Encoder(), (token_ids(2, 9), mask), ({1: LENGTH}, {1: LENGTH})
+    return Encoder(100, 48, 2, 4), padded_call(9, 5, 100), ({1: LENGTH}, {1: LENGTH})
 
 
 def decoder_case():
-    return Decoder(), (token_ids(1, 7),), ({1: LENGTH},)
+    return Decoder(100, 48, 96, 2, 16), (token_ids(1, 7),), ({1: LENGTH},)
 
 
 def mixed_case():

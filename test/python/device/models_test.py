@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib.util
 import os
 
 import pytest
@@ -13,9 +12,11 @@ import transformers
 from torch import nn
 
 import architectures
+import device_nets
 import graft
 import llm_models
-from test_data import DATA
+from device_nets import Decoder, Encoder, differ, padded_call
+from test_data import networks
 
 DEVICE = os.environ.get("GRAFT_DEVICE_TEST", "")
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest value
@@ -24,69 +25,32 @@ ON_CPU = any("llvmpipe" in str(device) for device in graft.devices())  # lavapip
 pytestmark = pytest.mark.skipif(not DEVICE, reason="GRAFT_DEVICE_TEST names no device: `make vulkan-test` runs these")
 
 
-class Encoder(nn.Module):
-    """MiniLM: its sizes, random weights."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        config = transformers.BertConfig(
-            vocab_size=1000, hidden_size=384, num_hidden_layers=layers, num_attention_heads=12, intermediate_size=1536
-        )
-        self.bert = transformers.BertModel(config, add_pooling_layer=False)
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        hidden = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
-        weights = mask.unsqueeze(-1).to(hidden.dtype)
-        return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
-
-
-class Decoder(nn.Module):
-    """Qwen3 without a cache: grouped heads, norms of heads, rotary positions, a gated MLP."""
-
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        config = transformers.Qwen3Config(
-            vocab_size=1000, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=64, tie_word_embeddings=True,
-        )  # fmt: skip
-        self.model = transformers.Qwen3ForCausalLM(config)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=ids, use_cache=False).logits
-
-
 def token_ids(batch: int, length: int) -> torch.Tensor:
-    return torch.randint(0, 1000, (batch, length), generator=torch.Generator().manual_seed(length))
+    return device_nets.token_ids(batch, length, 1000)
 
 
 LENGTH = torch.export.Dim("length", min=2, max=256)
 
 
-def minilm_call():
-    mask = torch.ones(2, 33, dtype=torch.int64)
-    mask[1, 20:] = 0
-    return (token_ids(2, 33), mask), ({1: LENGTH}, {1: LENGTH})
+def minilm(layers: int):
+    return Encoder(1000, 384, layers, 12), padded_call(33, 20, 1000), ({1: LENGTH}, {1: LENGTH})
 
 
 def minilm_6():
-    return Encoder(6), *minilm_call()
+    return minilm(6)
 
 
 def minilm_12():
-    return Encoder(12), *minilm_call()
+    return minilm(12)
 
 
 def qwen3():
-    return Decoder(28, 128), (token_ids(1, 40),), ({1: LENGTH},)
+    return Decoder(1000, 128, 384, 28, 64), (token_ids(1, 40),), ({1: LENGTH},)
 
 
 def mobilenet():
-    if not (DATA / "nets.py").exists():
-        pytest.skip("no networks in ../shared/data, and GRAFT_TEST_DATA names no folder that has them")
-    spec = importlib.util.spec_from_file_location("test_data_nets", DATA / "nets.py")
-    nets = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(nets)
-    return nets.MobileNetV2(), (torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(1)),), None
+    image = torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(1))
+    return networks().MobileNetV2(), (image,), None
 
 
 def settle(module: nn.Module) -> nn.Module:
@@ -107,11 +71,6 @@ def case(request, tmp_path_factory):
     graft.export(settle(module), args, dynamic_shapes=dynamic, path=path)
     with torch.no_grad():
         return request.param.__name__, path, args, module(*args), module
-
-
-def differ(found: torch.Tensor, expected: torch.Tensor) -> float:
-    assert found.shape == expected.shape and found.dtype == expected.dtype
-    return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
 # Launches in a hundred that run there, at least: 15 of MiniLM's are work on ids and masks. Uploads and downloads of a run.
@@ -142,7 +101,7 @@ def test_models_run_there(case):
 
 def test_layers_that_fit_are_there(tmp_path, monkeypatch):
     torch.manual_seed(3)
-    net, ids, path = Decoder(4, 256).eval(), token_ids(1, 40), tmp_path / "net.pte"
+    net, ids, path = Decoder(1000, 256, 768, 4, 64).eval(), token_ids(1, 40), tmp_path / "net.pte"
     graft.export(net, (ids,), path=path)
     with torch.no_grad():
         eager = net(ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
 import wave
 import zlib
@@ -16,19 +15,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import graft
-from test_data import DATA
+from test_data import DATA, networks
 
 safetensors = pytest.importorskip("safetensors.torch")
 
 
 @pytest.fixture(scope="module")
 def nets():
-    if not (DATA / "nets.py").exists():
-        pytest.skip("no networks in ../shared/data, and GRAFT_TEST_DATA names no folder that has them")
-    spec = importlib.util.spec_from_file_location("test_data_nets", DATA / "nets.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return networks()
 
 
 def weights(folder: str) -> dict[str, torch.Tensor]:
