@@ -28,11 +28,9 @@ struct BackendModule {
 constexpr std::array<BackendModule, 2> kModules = {{
     {"vulkan", "Vulkan", "libggml-vulkan.so", "vulkan",
      "finds no Vulkan (GRAFT_LOG=info shows more): it needs Vulkan's loader, libvulkan.so.1, of version 1.2 or newer, "
-     "and "
-     "a driver",
+     "and a driver",
      "Vulkan's loader has no driver of a GPU; ggml leaves out drivers that compute on the CPU, such as lavapipe, "
-     "unless "
-     "GGML_VK_VISIBLE_DEVICES names them (0, ...)"},
+     "unless GGML_VK_VISIBLE_DEVICES names them (0, ...)"},
     {"cuda", "CUDA", "libggml-cuda.so", "cuda",
      "cannot be loaded (GRAFT_LOG=info shows more): it needs CUDA's runtime and cuBLAS, libcudart.so.13 and "
      "libcublas.so.13, in a folder of LD_LIBRARY_PATH or loaded by PyTorch",

@@ -187,14 +187,14 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
   if (what.sinks) operands.push_back(*what.sinks);
   const Params params{bits(attrs.scale), 0, bits(attrs.softcap), GGML_PREC_F32};
   const auto is = [&](const auto& test) { return test(what.key_cache.dtype()) && test(what.value_cache.dtype()); };
-  const bool is_f32 = is([](DType dtype) { return dtype == DType::f32; });
-  const bool rounds = lowering.device_rounds_attention() && lowering.matmul_precision() == MatmulPrecision::highest;
+  const bool exact = lowering.device_rounds_attention() && lowering.matmul_precision() == MatmulPrecision::highest &&
+                     is([](DType dtype) { return dtype == DType::f32; });
+  const bool fused = !exact && lowering.device_has(GGML_OP_FLASH_ATTN_EXT, operands, result, params);
   std::optional<Products> products;
-  if (is([](DType dtype) { return dtype != DType::u8; }) &&
-      ((rounds && is_f32) || !lowering.device_has(GGML_OP_FLASH_ATTN_EXT, operands, result, params)))
+  if (!fused && is([](DType dtype) { return dtype != DType::u8; }))
     products = products_of(lowering, query, operands[2], attrs.scale, attrs.softcap);
   const auto attends = [&] {
-    if (!products) return lowering.device_has(GGML_OP_FLASH_ATTN_EXT, operands, result, params);
+    if (!products) return fused;
     std::vector<Tensor> weighed{products->scores, operands[3]};
     if (what.sinks) weighed.push_back(*what.sinks);
     return lowering.device_has(GGML_OP_MUL_MAT, {operands[1], query}, products->scores, Params{GGML_PREC_F32}) &&

@@ -94,6 +94,14 @@ struct Source {
   std::vector<int> axes;
 };
 
+// Dimensions of `inner`, by what is made of them: `outer` names those of a value with `missing` dimensions before them.
+std::vector<int> through(const std::vector<int>& outer, const std::vector<int>& inner, int missing = 0) {
+  std::vector<int> out;
+  for (const int axis : outer)
+    out.push_back(axis == kRepeated || axis < missing ? kRepeated : inner[static_cast<std::size_t>(axis - missing)]);
+  return out;
+}
+
 // Through views that neither join nor divide dimensions, and conversions to f32.
 Source source_of(const Graph& graph, ir::Arg value) {
   std::vector<int> axes(static_cast<std::size_t>(graph.tensor(value)->rank()));
@@ -128,8 +136,7 @@ Source source_of(const Graph& graph, ir::Arg value) {
       return {value, axes};
     }
     value = graph.arg(*node, "self");
-    for (int& axis : axes)
-      if (axis != kRepeated) axis = from[static_cast<std::size_t>(axis)];
+    axes = through(axes, from);
   }
 }
 
@@ -148,9 +155,7 @@ std::optional<Angles> angles_of(const Graph& graph, const ir::Arg& factor, std::
     if (!scale) return std::nullopt;
     out.scale = *scale;
     const Source inner = source_of(graph, graph.arg(*scaled, "self"));
-    for (int& axis : all.axes)
-      if (axis != kRepeated) axis = inner.axes[static_cast<std::size_t>(axis)];
-    all.base = inner.base;
+    all = {inner.base, through(all.axes, inner.axes)};
   }
   const ir::Node* applied = graph.producer(all.base, function);
   if (!applied) return std::nullopt;
@@ -173,10 +178,7 @@ std::optional<Angles> angles_of(const Graph& graph, const ir::Arg& factor, std::
     if (!value) return std::nullopt;
     const int missing = graph.output(*product).rank() - value->rank();
     const Source found = source_of(graph, arg);
-    Source result{found.base, {}};
-    for (const int axis : half.axes)
-      result.axes.push_back(axis < missing ? kRepeated : found.axes[static_cast<std::size_t>(axis - missing)]);
-    return result;
+    return Source{found.base, through(half.axes, found.axes, missing)};
   };
   const std::optional<Source> sides[] = {operand("self"), operand("other")};
   if (!sides[0] || !sides[1]) return std::nullopt;
