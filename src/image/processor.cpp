@@ -57,6 +57,8 @@ void check_size(const std::optional<Size>& size, const char* name) {
 }
 
 Size resized(const ImageProcessing& processing, Size from) {
+  GRAFT_CHECK(InvalidArgument, from.first >= 1 && from.second >= 1 && from.first <= kMaxImagePixels / from.second,
+              "expected a picture of 1 to ", kMaxImagePixels, " pixels, found ", from.first, " x ", from.second);
   if (processing.size) return *processing.size;
   if (!processing.shortest_edge) return from;
   const std::int64_t edge = *processing.shortest_edge;

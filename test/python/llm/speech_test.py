@@ -191,6 +191,28 @@ def test_files_that_are_cut_off_or_damaged(tmp_path):
     assert outcomes == {"sound", "refused"}
 
 
+@pytest.mark.parametrize("name", ["fmt ", "LIST", "fact", "odd "])
+@pytest.mark.parametrize("size", [0xFFFFFFFE, 0xFFFFFFF0, 0x7FFFFFFF, 1 << 20])
+def test_chunks_that_claim_too_much(tmp_path, name, size):
+    """miniaudio takes a large size for a step backwards, and read the same chunk without an end."""
+    samples = np.zeros(100, "<i2").tobytes()
+    fields = struct.pack("<HHIIHH", 1, 1, 8000, 16000, 2, 16)
+    chunks = b"" if name == "fmt " else b"fmt " + struct.pack("<I", 16) + fields
+    chunks += name.encode() + struct.pack("<I", size) + fields
+    (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", 4) + b"WAVE" + chunks + b"data" + struct.pack("<I", 200) + samples)
+    with pytest.raises(graft.InvalidArgument, match="expected WAV, FLAC or MP3"):
+        graft.load_audio(tmp_path / "a.wav")
+
+
+def test_sound_of_unknown_length(tmp_path):
+    """As programs write it that cannot seek in their output."""
+    samples = np.arange(100, dtype="<i2").tobytes()
+    head = b"RIFF" + struct.pack("<I", 0xFFFFFFFF) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 8000, 16000, 2, 16)
+    (tmp_path / "a.wav").write_bytes(head + b"data" + struct.pack("<I", 0xFFFFFFFF) + samples)
+    found, rate = graft.load_audio(tmp_path / "a.wav")
+    assert rate == 8000 and np.array_equal(found * 32768, np.arange(100))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_samples_that_are_no_numbers(tmp_path, value):
     samples = np.array([0, value, 0], np.float32).tobytes()

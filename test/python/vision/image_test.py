@@ -68,6 +68,10 @@ def test_wrong_files(tmp_path):
     image = PIL.fromarray(picture(40, 40))
     whole = io.BytesIO()
     image.save(whole, "png")
+    flat = io.BytesIO()
+    image.save(flat, "bmp")
+    no_rows = bytearray(flat.getvalue())
+    no_rows[22:26] = bytes(4)
     deep = io.BytesIO()
     PIL.fromarray(np.arange(1600, dtype=np.uint16).reshape(40, 40)).save(deep, "png")
     for content, said in [
@@ -75,6 +79,7 @@ def test_wrong_files(tmp_path):
         (b"GIF89a and so on", "cannot be read: expected PNG, JPEG or BMP, found 16 bytes of something else"),
         (whole.getvalue()[:200], "is damaged"),
         (deep.getvalue(), "16 bits"),
+        (no_rows, "has 40 x 0 pixels: expected 1 to"),
     ]:
         (tmp_path / "a.png").write_bytes(content)
         with pytest.raises(graft.InvalidArgument, match="a.png.*" + said):
