@@ -383,8 +383,7 @@ bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices,
     return lowering.refused("ggml's Vulkan backend reads rows of halves in pairs");
   const Tensor rows = lowering.allocate(DType::i32, Shape{outer * indices.numel()});
   const Tensor target = f32_target(lowering, out);
-  lowering.launch(kCheckIndex, {*try_reshape(indices, Shape{indices.numel()})}, {rows},
-                  CheckIndexAttrs{size, outer, dim, wrap});
+  lowering.launch(kCheckIndex, {indices}, {rows}, CheckIndexAttrs{size, outer, dim, wrap});
   const Tensor flat = table.rank() == 3 ? *try_reshape(table, Shape{outer * size, row}) : table;
   const Tensor taken = *try_reshape(target, Shape{outer * indices.numel(), row});
   if (!lowering.launch_device(GGML_OP_GET_ROWS, {readable(lowering, flat), rows}, taken)) return false;

@@ -31,7 +31,7 @@ bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tenso
 // Softmax over the last dim of a contiguous tensor.
 bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out);
 
-// Rows of `table` [N, E] named by `indices` (contiguous i32 or i64), into contiguous `out` [..., E]; of a table
+// Rows of `table` [N, E] named by `indices` (i32 or i64, of any strides), into contiguous `out` [..., E]; of a table
 // [B, N, E] those of each of the B, into [B, ..., E]. The indices are checked on the CPU; with `wrap` negative ones
 // count from the end. `dim` is for messages.
 bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices, int dim, bool wrap, const Tensor& out);

@@ -81,6 +81,7 @@ constexpr auto kList = std::to_array<Pass>({
     {"fold_batch_norms", placed, "the program runs on a device", on_device, graph_pass<fold_batch_norms>},
     {"pack_linear_layers", placed, "graft's kernels run the program, and weights may be packed", packs_linear_layers,
      pack_linears},
+    {"merge_equal_nodes", placed, "", nullptr, graph_pass<merge_equal_nodes>},
     {"fold_constants", fold, "", nullptr, run_fold},
     {"fuse_epilogues", launches, kNotPlain, not_plain, nullptr, launch_pass<fuse_epilogues>},
     {"drop_dead_launches", launches, "", nullptr, nullptr, launch_pass<drop_dead_launches>},

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <string>
 
 #include "kernel/index/index.h"
@@ -9,18 +11,28 @@ namespace {
 template <typename T>
 void check(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<CheckIndexAttrs>();
-  const T* from = ctx.input<T>(0);
+  const TensorDesc rows(DType::i32, ctx.in(0).shape);  // of the first table
+  const std::array<const TensorDesc*, 2> operands{&rows, &ctx.in(0)};
+  const Walk walk = make_walk(operands);
+  const auto* from = ctx.input<std::byte>(0);
   std::int32_t* to = ctx.output<std::int32_t>();
-  const auto [begin, end] = ctx.range(ctx.out().numel());
-  const std::int64_t count = ctx.in(0).numel();
-  for (std::int64_t i = begin; i < end; ++i) {
-    const std::int64_t given = from[i % count];
-    const std::int64_t index = attrs.wrap && given < 0 ? given + attrs.size : given;
-    if (index < 0 || index >= attrs.size) {
-      ctx.fail("index ", given, " is out of range for dimension ", attrs.dim, " of size ", attrs.size);
-      return;
+  Cursor cursor(walk);
+  const auto [begin, end] = ctx.range(walk.total);
+  if (begin < end) cursor.seek(begin);
+  for (std::int64_t i = begin; i < end;) {
+    const std::int64_t n = std::min(cursor.row_left(), end - i);
+    const std::byte* row = from + cursor.offset(1);
+    for (std::int64_t last = i + n; i < last; ++i, row += walk.inner_stride(1)) {
+      const std::int64_t given = *reinterpret_cast<const T*>(row);
+      const std::int64_t index = attrs.wrap && given < 0 ? given + attrs.size : given;
+      if (index < 0 || index >= attrs.size) {
+        ctx.fail("index ", given, " is out of range for dimension ", attrs.dim, " of size ", attrs.size);
+        return;
+      }
+      for (std::int64_t table = 0; table < attrs.outer; ++table)
+        to[table * walk.total + i] = static_cast<std::int32_t>(table * attrs.size + index);
     }
-    to[i] = static_cast<std::int32_t>(i / count * attrs.size + index);
+    cursor.advance(n);
   }
 }
 

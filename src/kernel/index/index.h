@@ -30,8 +30,8 @@ struct CheckIndexAttrs {
   std::int32_t dim = 0;    // for messages
   bool wrap = false;       // negative indices count from the end
 };
-// inputs {indices, i32 or i64}, outputs {i32 [outer, indices]}, both contiguous: the same indices in each table, for
-// ggml's GET_ROWS, which does not check them. Fails the run on an index that is out of range.
+// inputs {indices, i32 or i64, of any strides}, outputs {i32 [outer, indices], contiguous}: the same indices in each
+// table, for ggml's GET_ROWS, which does not check them. Fails the run on an index that is out of range.
 extern const Kernel kCheckIndex;
 
 enum class ScatterMode : std::int32_t { assign, add, multiply, amax, amin };

@@ -72,8 +72,8 @@ bool gather_rows_on_device(const Positions& positions, const Tensor& from, const
     (own < dim ? outer : row) *= from.size(own);
     index.desc.shape[d] = 1;
   }
-  return device::gather_rows(lowering, *try_reshape(from, Shape{outer, from.size(dim), row}),
-                             lowering.contiguous(index), dim, positions.attrs.wrap, out);
+  return device::gather_rows(lowering, *try_reshape(from, Shape{outer, from.size(dim), row}), index, dim,
+                             positions.attrs.wrap, out);
 }
 
 Tensor gathered(Positions& positions, const Tensor& from, Lowering& lowering) {
@@ -139,8 +139,7 @@ std::vector<Tensor> embedding_lower(const Call& call, std::span<const Shape> sha
   const bool blocks = weight.stored && !weight.stored->is_plain();
   if (lowering.has_device()) {
     const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
-    if (device::gather_rows(lowering, blocks ? weight : as_stored(weight), lowering.contiguous(call.tensor("indices")),
-                            0, false, out))
+    if (device::gather_rows(lowering, blocks ? weight : as_stored(weight), call.tensor("indices"), 0, false, out))
       return {out};
   }
   if (blocks) return {stored_rows(weight, call.tensor("indices"), shapes[0], lowering)};

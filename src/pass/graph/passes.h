@@ -51,6 +51,10 @@ std::size_t fold_batch_norms(ir::Program& program);
 // rows is known; weights stored in bf16, too. `others`: counted as if they were in the program.
 std::size_t pack_linear_layers(ir::Program& program, bool in_bf16, const OtherStages& others = {});
 
+// Of integers and booleans (ids, positions, masks): a node that computes what an earlier one does is replaced by that
+// one's result, and a sum with 0 by its operand.
+std::size_t merge_equal_nodes(ir::Program& program);
+
 // Removes nodes whose results nothing reads, which other passes leave behind.
 void drop_dead_nodes(ir::Program& program);
 
