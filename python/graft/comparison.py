@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from graft.errors import Error, InvalidArgument, Unsupported, typed
+from graft.exporter import torch_export
 from graft.runtime.model import Method, Model, load
 
 __all__ = ["Comparison", "Difference", "compare"]
@@ -186,7 +187,7 @@ def _lowered(
         if dynamic_shapes is None:
             dynamic_shapes = _open_sizes(reference, args, kwargs, method)
         copied_args, copied_kwargs = _copied((tuple(args), kwargs))
-        reference = torch.export.export(reference, copied_args, copied_kwargs, dynamic_shapes=dynamic_shapes)
+        reference = torch_export.export(reference, copied_args, copied_kwargs, dynamic_shapes=dynamic_shapes)
     elif dynamic_shapes is not None:
         raise InvalidArgument("compare: dynamic_shapes are of a module; an ExportedProgram has its own")
     return lower(reference)

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from graft.errors import InvalidArgument, Unsupported
+from graft.exporter import torch_export
 
 _MOST_NUMBERS = 16  # models of one graph that are kept, by the values of its numbers
 _OPTIONS = ("threads", "device", "seed", "quantize", "whole", "rest")
@@ -109,7 +110,7 @@ class _Compiled:
         program = self._program.with_numbers(examples) if self._fixed else self._program
         shapes = (tuple(program.dynamic_shapes),)
         try:
-            return torch.export.export(program, tuple(examples), dynamic_shapes=shapes, strict=False)
+            return torch_export.export(program, tuple(examples), dynamic_shapes=shapes, strict=False)
         except GuardOnDataDependentSymNode as e:
             if not self._fixed and self._program.numbers:
                 self._fixed = True

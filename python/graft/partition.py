@@ -29,13 +29,13 @@ class Split:
 
 def refused(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, tuple[str, str]]]:
     """The program decomposed as far as graft needs it, and its nodes that graft does not run: (target, reason) by name."""
-    from graft.exporter import quiet, targets
+    from graft.exporter import quiet, targets, torch_export
     from graft.exporter.predicate import engine, refused_nodes
     from graft.exporter.serialize import serialize
 
     whole = set(engine().preserved_targets())
     table = {op: how for op, how in torch.export.default_decompositions().items() if targets.op_name(op) not in whole}
-    with quiet.lowering():
+    with quiet.lowering(), torch_export.one_precision():
         program = program.run_decompositions(table)
     return program, refused_nodes(engine(), serialize(program, strict=False, content=False))
 

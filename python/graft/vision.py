@@ -88,6 +88,7 @@ def export_image_model(
     import torch
     import transformers
 
+    from graft.exporter import torch_export
     from graft.exporter.export import export_for_load
 
     if isinstance(model, (str, os.PathLike)):
@@ -111,7 +112,7 @@ def export_image_model(
         settings["labels"] = [names[i] for i in range(len(names))]
     pixels = torch.zeros(2, 3, *size, dtype=torch.float32)
     rows = torch.export.Dim("rows", min=1, max=64)
-    program = torch.export.export(_with_one_output(model), (pixels,), dynamic_shapes=({0: rows},))
+    program = torch_export.export(_with_one_output(model), (pixels,), dynamic_shapes=({0: rows},))
     return export_for_load(program, Path(path), quantize=quantize, data={_KEY: json.dumps(settings).encode()})
 
 

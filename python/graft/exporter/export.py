@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from graft._files import unfinished
 from graft.errors import ExportError, raised_by, typed
-from graft.exporter import control_flow, parts, quiet, stored_plans, targets
+from graft.exporter import control_flow, parts, quiet, stored_plans, targets, torch_export
 from graft.exporter.backend import option_specs
 from graft.exporter.complex_pairs import without_complex
 from graft.exporter.options import ExportOptions
@@ -129,7 +129,7 @@ def export_for_load(
 
 def lower(program: ExportedProgram) -> ExportedProgram:
     """The program with the nodes, and names of nodes, that its package has: decomposed as far as graft needs it."""
-    with torch.no_grad(), quiet.lowering():
+    with torch.no_grad(), quiet.lowering(), torch_export.one_precision():
         prepared = _prepared(_borrow(program))
         manager = to_edge_transform_and_lower(prepared, partitioner=[Undelegated()], compile_config=_edge_config())
     return manager.exported_program()
@@ -170,7 +170,7 @@ def _export(
         ),
         sym_shape_eval_pass=planned_shapes,
     )
-    with torch.no_grad(), quiet.lowering():
+    with torch.no_grad(), quiet.lowering(), torch_export.one_precision():
         programs = {name: _prepared(one) for name, one in make_programs().items()}
         partitioners = _partitioners(
             programs, weights, target.stem, options.predicate, quantize, option_specs(options.delegate_options or {})
@@ -237,7 +237,7 @@ def _program(
 ) -> ExportedProgram:
     if isinstance(model, torch.nn.Module):
         args, kwargs = _apart((tuple(args), dict(kwargs or {})))
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        return torch_export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     if args or kwargs or dynamic_shapes is not None:
         raise ExportError(
             f"method '{method}': expected args, kwargs and dynamic_shapes with a module only; "

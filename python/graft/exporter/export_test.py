@@ -336,3 +336,20 @@ def test_a_refused_operator_of_which_only_the_size_is_used(tmp_path, call, name)
     if call is not bounded:
         with pytest.raises(graft.ExportError, match=rf"{name}\.default\), which is left to ExecuTorch: .*upper bound, found"):
             graft.export(Call(), (x,), path=path, allow_fallback=True)
+
+
+@pytest.mark.parametrize("conv, rnn", [("tf32", "ieee"), ("ieee", "tf32"), ("ieee", "ieee"), ("none", "none")])
+def test_any_precision_of_cudnn(tmp_path, conv, rnn):
+    """torch.export alone raises for some of these, which `transformers.utils.enable_tf32` makes."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    x = torch.randn(2, 3)
+    try:
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = conv, rnn
+        net = torch.nn.Linear(3, 4).eval()
+        model = graft.load(graft.export(net, (x,), path=tmp_path / "net.pte"))
+        assert ("tf32" in cudnn.conv.fp32_precision, "tf32" in cudnn.rnn.fp32_precision) == (conv == "tf32", rnn == "tf32")
+    finally:
+        cudnn.allow_tf32 = True  # what it is by default
+        cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
+    torch.testing.assert_close(model(x), net(x).detach())

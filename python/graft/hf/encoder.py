@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from graft.errors import ExportError, InvalidArgument, InvalidProgram, Unsupported
+from graft.exporter import torch_export
 from graft.hf import causal, store
 from graft.hf.general import GeneralEngine
 from graft.hf.identity import known
@@ -246,7 +247,7 @@ def _export(
     caller = _Caller(model, dict(others))
     try:
         with traceable_hooks(model), broadcast_masks(), torch.no_grad():
-            program = torch.export.export(caller, (examples,), dynamic_shapes=(shapes,), strict=False)
+            program = torch_export.export(caller, (examples,), dynamic_shapes=(shapes,), strict=False)
     except ExportError as e:
         raise ExportError(f"graft.compile: {e}") from e
     except Exception as e:  # whatever the model's code or the tracer raises

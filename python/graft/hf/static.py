@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from transformers import cache_utils
 
 from graft.errors import ExportError, InvalidArgument, Unsupported
+from graft.exporter import torch_export
 from graft.hf import causal, probe
 from graft.hf.chunks import chunks
 from graft.hf.lengths import Lengths
@@ -205,7 +206,7 @@ def _export(
     kind = type(stepper.model).__name__
     try:
         with torch.no_grad():
-            return torch.export.export(stepper, args, dynamic_shapes=shapes, strict=strict)
+            return torch_export.export(stepper, args, dynamic_shapes=shapes, strict=strict)
     except Exception as e:  # whatever the model's code or the tracer raises
         raise ExportError(
             f"export_static: {kind} cannot be exported for {tokens} tokens: {type(e).__name__}: {e}"

@@ -23,7 +23,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from transformers import masking_utils
 
 from graft.errors import ExportError
-from graft.exporter import quiet
+from graft.exporter import quiet, torch_export
 from graft.hf import kernels, module_state
 from graft.hf.decisions import Decisions
 from graft.hf.known_values import Known, Numbers, helpers
@@ -171,7 +171,7 @@ def _exported(call: _Call, arguments: Any, dims: Any, values: bool) -> torch.exp
             stack.enter_context(one(call.model))
         for other in (broadcast_masks(), _settings(values), torch.no_grad()):
             stack.enter_context(other)
-        return torch.export.export(call, arguments, dynamic_shapes=dims, strict=False)
+        return torch_export.export(call, arguments, dynamic_shapes=dims, strict=False)
 
 
 _COMPILING = "is_torchdynamo_compiling"

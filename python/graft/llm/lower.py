@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 
 from graft.errors import ExportError
-from graft.exporter import parts, targets
+from graft.exporter import parts, targets, torch_export
 from graft.exporter.complex_pairs import without_complex
 from graft.exporter.predicate import Predicate, engine, refused_nodes
 from graft.exporter.serialize import Blob, StoredWeight, serialize
@@ -67,7 +67,8 @@ def lower(
             break
         table = {**_PARTS, **table, **more}
         try:
-            program = program.run_decompositions(table)
+            with torch_export.one_precision():
+                program = program.run_decompositions(table)
         except Exception:  # of a graph that PyTorch itself cannot run again: the nodes are named then
             break
         _drop_no_ops(program)

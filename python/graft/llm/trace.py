@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from graft.errors import ExportError
+from graft.exporter import torch_export
 from graft.llm import interface, rope
 from graft.llm.untraceable import bounds_sizes, reason
 
@@ -79,7 +80,7 @@ def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any,
     """torch.export of a skeleton with graft's attention."""
     try:
         with interface.registered(skeleton), traceable_hooks(skeleton), torch.no_grad():
-            return torch.export.export(skeleton, example, dynamic_shapes=dims, strict=False)
+            return torch_export.export(skeleton, example, dynamic_shapes=dims, strict=False)
     except ExportError:
         raise
     except Exception as e:  # whatever the model's code or the tracer raises
