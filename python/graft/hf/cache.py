@@ -124,6 +124,19 @@ def state_of(cache: Any, engine: Engine) -> State | None:
     return state
 
 
+def release(cache: Any, engine: Engine) -> None:
+    """Makes a handle a cache of transformers again, in place, with copies of its keys and values. Columns of padding are
+    zeros."""
+    state = state_of(cache, engine)
+    if state is None:
+        return
+    columns = state.columns
+    cache.layers = [
+        kind.layer(*(state.materialize(i) if columns else (None, None)), columns) for i, kind in enumerate(state.kinds)
+    ]
+    state.close()
+
+
 def _length(layer: Any) -> int:
     return int(layer.get_seq_length() if hasattr(layer, "get_seq_length") else 0)
 
@@ -152,4 +165,4 @@ def adopt(cache: Any, engine: Engine, dtype: torch.dtype, real: torch.Tensor | N
     return state
 
 
-__all__ = ["HandleLayer", "adopt", "state_of"]
+__all__ = ["HandleLayer", "adopt", "release", "state_of"]

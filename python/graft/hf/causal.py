@@ -16,9 +16,10 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from graft.errors import InvalidArgument, Unsupported
+from graft.hf import general_calls
 from graft.hf.cache import adopt, state_of
 from graft.hf.guard import Guard, Outdated, Trusted
-from graft.hf.masks import check_gaps, padding_after_tokens, real_columns, windows
+from graft.hf.masks import OtherMask, check_gaps, ends_in_padding, padding_after_tokens, real_columns, windows
 from graft.hf.probe import positions_by
 from graft.hf.state import State
 from graft.llm.checkpoint import named_tensors
@@ -108,6 +109,11 @@ def _class_of(kind: type) -> type:
                 raise TypeError(f"forward takes {len(names)} arguments, {len(args)} were given")
             return self._forward(**dict(zip(names, args)), **kwargs)
 
+        @functools.wraps(kind.prepare_inputs_for_generation)  # and at its parameters
+        def prepare_inputs_for_generation(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._check_prompt(kwargs.get("attention_mask"))
+            return kind.prepare_inputs_for_generation(self, input_ids, *args, **kwargs)
+
         made = _classes[kind] = type(
             kind.__name__,
             (Compiled, kind),
@@ -117,6 +123,7 @@ def _class_of(kind: type) -> type:
                 "_uncompiled": kind,
                 "_named": frozenset(names),
                 "forward": forward,
+                "prepare_inputs_for_generation": prepare_inputs_for_generation,
             },
         )
     return made
@@ -174,6 +181,23 @@ class Compiled:
         **kwargs: Any,
     ) -> Any:
         config = self.config
+        call = dict(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=return_dict,
+            **({"logits_to_keep": logits_to_keep} if "logits_to_keep" in self._named else {}),
+            **kwargs,
+        )
+        call = {name: value for name, value in call.items() if value is not None}
+        if general_calls.is_general(config, call) and (general := self._general(past_key_values)) is not None:
+            return self._by_general(general, call)
         wanted = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         refuse_outputs(config, wanted, "use the model before graft.compile")
         if output_router_logits := kwargs.pop("output_router_logits", None):
@@ -191,14 +215,29 @@ class Compiled:
         if "logits_to_keep" not in self._named:
             logits_to_keep = 0
         rule = self.graft.positions
-        with torch.no_grad():
-            logits = self._logits(ids, attention_mask, position_ids, cache, logits_to_keep, rule)
+        try:
+            with torch.no_grad():
+                logits = self._logits(ids, attention_mask, position_ids, cache, logits_to_keep, rule)
+        except OtherMask:
+            if (general := self._general(past_key_values)) is None:
+                raise
+            return self._by_general(general, call)
         loss = None
         if labels is not None:
             size = config.get_text_config().vocab_size
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=size, **loss_arguments)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
         return output if return_dict is not False else output.to_tuple()
+
+    def _general(self, cache: Any) -> Any | None:
+        """The model under the general route, with weights as they are now."""
+        self._up_to_date(None if cache is None else state_of(cache, self.graft))
+        return general_calls.view(self)
+
+    def _by_general(self, general: Any, call: dict[str, Any]) -> Any:
+        tokens = call["inputs_embeds" if "inputs_embeds" in call else "input_ids"].shape[1]
+        mask = general_calls.take_cache(self, call.get("past_key_values"), call.get("attention_mask"), tokens)
+        return general(**(call if mask is None else {**call, "attention_mask": mask}))
 
     def _check_call(self, input_ids: Any, inputs_embeds: Any, kwargs: dict[str, Any]) -> None:
         if self.training:
@@ -271,15 +310,16 @@ class Compiled:
         positions = self._positions(position_ids, ids, state, real, rule)
         engine.lengths.check(type(self).__name__, positions, engine.runs_of(tokens))
         keep = _kept(to_keep, tokens)
+        after = None if real is None else padding_after_tokens(real)[:, -tokens:][:, keep]
+        if after is not None and bool(after.any()) and general_calls.is_possible(self):
+            raise OtherMask("attention_mask: padding after tokens, whose logits only the general route computes")
         try:
             logits = state.compute(ids, positions, real, keep)
         finally:
             if cache is None:
                 state.close()
-        if real is not None:
-            after = padding_after_tokens(real)[:, -tokens:][:, keep]
-            if bool(after.any()):
-                logits[after] = torch.nan
+        if after is not None:
+            logits[after] = torch.nan
         return logits
 
     def _positions(
@@ -305,21 +345,24 @@ class Compiled:
         early = kwargs.get("assistant_early_exit") or getattr(generation_config, "assistant_early_exit", None)
         if early or (generation_config is None and getattr(self.generation_config, "assistant_early_exit", None)):
             raise Unsupported("assistant_early_exit: a compiled model computes all of its layers; give an assistant_model")
+        if general_calls.generates(self, inputs, generation_config, kwargs):
+            cache = kwargs.get("past_key_values")
+            if (general := self._general(cache)) is not None:
+                tokens = _new_tokens(inputs, kwargs, cache)
+                kwargs["attention_mask"] = general_calls.take_cache(self, cache, kwargs.get("attention_mask"), tokens)
+                return general.generate(inputs, generation_config, **kwargs)
         token = _proposes.set(bool(getattr(generation_config, "is_assistant", False)))
         try:
             return super().generate(inputs, generation_config, **kwargs)
         finally:
             _proposes.reset(token)
 
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        mask = kwargs.get("attention_mask")
-        two = isinstance(mask, torch.Tensor) and mask.dim() == 2
-        if two and not bool(mask[:, -1].all()) and bool((mask[:, :-1].bool().any(1) & ~mask[:, -1].bool()).any()):
+    def _check_prompt(self, mask: Any) -> None:
+        if ends_in_padding(mask):
             raise Unsupported(
                 "attention_mask: expected prompts padded on the left, found padding in the last column, whose logits "
                 "generate() would take the next token from; use a tokenizer with padding_side='left'"
             )
-        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
 
     def get_compiled_call(self, compile_config: Any) -> Any:
         return self.__call__
@@ -398,6 +441,13 @@ def trial(model: PreTrainedModel, kind: type, engine: Any) -> Iterator[None]:
         for name in made:
             vars(model).pop(name)
         vars(model).update(before)
+
+
+def _new_tokens(inputs: Any, arguments: dict[str, Any], cache: Any) -> int:
+    """Tokens of a call of generate() that its cache does not hold."""
+    given = next((one for one in (inputs, arguments.get("input_ids"), arguments.get("inputs_embeds")) if one is not None), None)
+    held = 0 if cache is None else int(cache.get_seq_length())
+    return 0 if given is None else max(given.shape[1] - held, 0)
 
 
 def _kept(to_keep: int | torch.Tensor, tokens: int) -> torch.Tensor:

@@ -19,6 +19,18 @@ from graft.hf.state import Kind, Layer, State
 _I64, _F32 = NUMBER_OF[torch.int64], NUMBER_OF[torch.float32]
 _IDLE_SESSIONS = 2  # kept for later caches
 _SMALLEST = 256  # tokens of a cache that grows
+_COUNTED = (
+    "sessions",
+    "imported",
+    "materialized",
+    "reordered",
+    "resized",
+    "forked",
+    "padded_tokens",
+    "rearranged",
+    "reloaded",
+    "general_calls",
+)
 _SUMMED = ("runs", "plan_hits", "plan_misses", "graphs_built", "rewrites", "io_copies", "io_bytes_copied")
 
 
@@ -63,6 +75,7 @@ class Engine:
         self._compiled = dict(compiled or {})
         self.positions = positions  # of a call without position_ids: a rule of graft.hf.probe, None: unknown
         self.reload = reload  # gives the program with other weights; None: they are its own
+        self.general: Any = None  # the engine of calls that only the general route takes, once there was one
         self.generation = 0
         self.stale = False  # the weights are those of another model
         self._lock = threading.Lock()
@@ -70,9 +83,7 @@ class Engine:
         self._live: dict[int, _C.Session] = {}
         self._closed = dict.fromkeys(_SUMMED, 0)
         self._plans: dict[tuple[int, int, int], list[float]] = {}
-        self.counts = dict.fromkeys(
-            ("sessions", "imported", "materialized", "reordered", "resized", "forked", "padded_tokens", "rearranged", "reloaded"), 0
-        )
+        self.counts = dict.fromkeys(_COUNTED, 0)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         made = Engine(
@@ -96,6 +107,9 @@ class Engine:
         program = self.reload(tensors)
         with self._lock:
             self.program, self.generation, self.stale = program, self.generation + 1, False
+            if self.general is not None:
+                self.counts["general_calls"] += self.general.counts["calls"]
+                self.general = None
             idle, self._idle = self._idle, []
             self.counts["reloaded"] += 1
         for session in idle:
@@ -216,7 +230,8 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """What was compiled and run: plans (batch, tokens, kept logits; calls and milliseconds of each), plan_hits and
         plan_misses, io_copies, sessions, milliseconds of prompts and of single tokens, caches imported, materialized,
-        reordered and resized, weights (bytes in all, in torch's memory, copied, converted)."""
+        reordered and resized, general_calls (which the general route computed), weights (bytes in all, in torch's
+        memory, copied, converted)."""
         with self._lock:
             totals = dict(self._closed)
             for session in (*self._live.values(), *self._idle):
@@ -233,6 +248,7 @@ class Engine:
         return {
             **totals,
             **self.counts,
+            "general_calls": self.counts["general_calls"] + (self.general.counts["calls"] if self.general else 0),
             "plans": plans,
             "prompt_calls": sum(plan["calls"] for plan in prompts),
             "prompt_milliseconds": sum(plan["milliseconds"] for plan in prompts),

@@ -23,7 +23,7 @@ import torch
 
 from graft.errors import Error, ExecutionError, ExportError, InvalidArgument, InvalidProgram, Unsupported
 from graft.hf import causal, module_state
-from graft.hf.guard import Guard
+from graft.hf.guard import Guard, Trusted
 from graft.hf.structure import Flat, build, flatten
 from graft.hf.traced import Traced, trace
 from graft.llm.untraceable import decides_by_values
@@ -422,7 +422,7 @@ class GeneralEngine:
     def _trial(self) -> Any:
         """The twin under this engine."""
         made = self._kind.__new__(self._kind)
-        made.__dict__.update(vars(self._twin), graft=self, _graft_guard=_Trusted(), _graft_dtype=torch.float32)
+        made.__dict__.update(vars(self._twin), graft=self, _graft_guard=Trusted(), _graft_dtype=torch.float32)
         made.__class__ = class_of(self._kind)
         return made
 
@@ -453,11 +453,6 @@ class _OtherValues(Exception):
 
 def _said(values: Sequence[torch.Tensor]) -> list[Any]:
     return [value.tolist() if value.numel() < 5 else list(value.shape) for value in values]
-
-
-class _Trusted:
-    def check(self, model: Any, thorough: bool) -> None:
-        return None
 
 
 def _shared(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,10 @@ import torch
 from graft.errors import InvalidArgument, Unsupported
 
 
+class OtherMask(Unsupported):
+    """A mask that says more than padding, causality, window and chunk."""
+
+
 @dataclass(frozen=True)
 class Window:
     """How far the tokens of a kind of layer see back: `length` tokens, within chunks of `chunk`. 0: no limit."""
@@ -108,7 +112,7 @@ def _of_each(
         expected = visible_columns(real, window, past)[:, :, first:]
         chosen = real[:, past:]  # rows of padding carry no information
         if not torch.equal(expected[chosen], visible[:, :, first:][chosen]):
-            raise Unsupported(
+            raise OtherMask(
                 f"attention_mask: expected a mask of {kind} that is causal, with padding alone besides, found another; "
                 "models compiled with graft see what follows from positions"
             )
@@ -127,7 +131,7 @@ def _visible(kind: str, entry: Any, rows: int, past: int, tokens: int) -> torch.
         raise InvalidArgument(f"attention_mask of {kind}: expected [{rows}, 1, {tokens}, columns], found {found}")
     seen = entry if entry.dtype == torch.bool else entry > torch.finfo(entry.dtype).min / 2
     if entry.shape[1] > 1 and not torch.equal(seen, seen[:, :1].expand_as(seen)):
-        raise Unsupported(
+        raise OtherMask(
             f"attention_mask of {kind}: expected one mask for all heads, found {entry.shape[1]} different"
         )
     seen = seen[:, 0].expand(rows, -1, -1)
@@ -146,6 +150,14 @@ def visible_columns(real: torch.Tensor, window: Window, past: int) -> torch.Tens
     if window.chunk:
         visible &= key // window.chunk == query // window.chunk
     return visible
+
+
+def ends_in_padding(mask: Any) -> bool:
+    """Whether a mask [rows, columns] has a row whose last column is padding, with tokens before it."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.shape[1] == 0:
+        return False
+    real = mask != 0
+    return bool((real[:, :-1].any(1) & ~real[:, -1]).any())
 
 
 def padding_after_tokens(real: torch.Tensor) -> torch.Tensor:
@@ -178,10 +190,10 @@ def check_gaps(real: torch.Tensor | None, past: int, kinds: Mapping[str, Window]
         asked = real[:, past:]
         if not torch.equal(seen[asked], visible_columns(real, window, past)[asked]):
             what = f"a window of {window.length}" if window.length else f"chunks of {window.chunk}"
-            raise Unsupported(
+            raise OtherMask(
                 f"attention_mask: expected padding before the tokens alone in a model whose layers see {what}, found some "
                 "between them: it takes up part of what transformers lets them see"
             )
 
 
-__all__ = ["Window", "check_gaps", "padding_after_tokens", "real_columns", "visible_columns", "windows"]
+__all__ = ["OtherMask", "Window", "check_gaps", "ends_in_padding", "padding_after_tokens", "real_columns", "visible_columns", "windows"]

@@ -67,6 +67,25 @@ class Kind:
             return Kind(False, layer.sliding_window, True)
         return Kind()
 
+    def layer(self, keys: torch.Tensor | None, values: torch.Tensor | None, columns: int) -> Any:
+        """Such a layer of transformers that has seen so many columns, and holds what `shown` gives of them."""
+        if self.static and self.sliding:
+            made = cache_utils.StaticSlidingWindowLayer(max_cache_len=self.size, sliding_window=self.size)
+        elif self.static:
+            made = cache_utils.StaticLayer(max_cache_len=self.size)
+        else:
+            made = cache_utils.DynamicSlidingWindowLayer(self.size) if self.sliding else cache_utils.DynamicLayer()
+        if columns:
+            made.lazy_initialization(keys, values)
+            made.keys, made.values = keys, values
+            if self.static:
+                made.cumulative_length.fill_(columns)
+                if self.sliding:
+                    made.cumulative_length_int = columns
+            elif self.sliding:
+                made.cumulative_length = columns
+        return made
+
     def shown(self, tensor: torch.Tensor) -> torch.Tensor:
         """Of all columns [B, H, n, D], what such a layer holds."""
         if not self.static:
