@@ -117,6 +117,17 @@ void bind_llm(nb::module_& m) {
           },
           nb::arg("path"), nb::arg("tokenizer") = "", nb::arg("weights") = std::vector<std::string>(),
           nb::arg("device") = "", nb::arg("matmul_precision") = "highest")
+      .def_static(
+          "of_program",
+          [](std::shared_ptr<Program> program, std::string architecture, std::int64_t vocab_size,
+             std::int64_t context_length) {
+            LanguageModelInfo info;
+            info.architecture = std::move(architecture);
+            info.vocab_size = vocab_size;
+            info.context_length = context_length;
+            return std::make_shared<LanguageModel>(std::move(program), std::move(info), nullptr);
+          },
+          nb::arg("program"), nb::arg("architecture"), nb::arg("vocab_size"), nb::arg("context_length"))
       .def("encode",
            [](const LanguageModel& model, const nb::bytes& prompt) {
              return model.encode({prompt.c_str(), prompt.size()});
@@ -212,6 +223,14 @@ void bind_llm(nb::module_& m) {
             const std::optional<Generation> g = batch.take(id);
             if (!g) return nb::none();
             return nb::make_tuple(g->tokens, bytes_of(g->text), std::string(name(g->reason)));
+          },
+          nb::arg("id"))
+      // The tokens that a request has, until its result is taken.
+      .def(
+          "tokens",
+          [](const BatchGenerator& batch, std::uint64_t id) {
+            const std::span<const std::int64_t> tokens = batch.state(id).tokens;
+            return Ids(tokens.begin(), tokens.end());
           },
           nb::arg("id"))
       .def("prepare", static_cast<void (BatchGenerator::*)(std::int64_t)>(&BatchGenerator::prepare),

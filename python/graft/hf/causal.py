@@ -376,11 +376,14 @@ class Compiled:
         past_key_values.reorder_cache(beam_idx)
         return past_key_values
 
-    def generate_batch(self, *_: Any, **__: Any) -> Any:
-        raise Unsupported(f"generate_batch: {_PACKED_ADVICE}")
+    def init_continuous_batching(
+        self, generation_config: Any = None, continuous_batching_config: Any = None, workload_hints: Any = None
+    ) -> Any:
+        """Of continuous_batching_config nothing is read: pages, graphs and kernels are transformers' own."""
+        from graft.hf.continuous import Manager
 
-    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
-        raise Unsupported(f"init_continuous_batching: {_PACKED_ADVICE}")
+        self._up_to_date(None)
+        return Manager(self, generation_config or self.generation_config, workload_hints)
 
     # --- copies and files ---
 

@@ -148,6 +148,15 @@ class Engine:
             self._live[id(session)] = session
         return session
 
+    def batch_generator(self, architecture: str, rows: int, length: int) -> Any:
+        """A generator of its own on the program: `rows` sequences side by side, each of at most `length` tokens."""
+        model = _C.LanguageModel.of_program(self.program, architecture, self.vocab_size, length)
+        return _C.BatchGenerator(
+            model, threads=self._threads, rows=rows, length=length, kv_type=self._kv_dtype,
+            prefill_chunk_size=512, buckets=list(self.buckets), stages=[], secret="", prefix_cache_bytes=0,
+            prefix_cache_file="",
+        )  # fmt: skip
+
     def adopt(self, session: _C.Session) -> None:
         with self._lock:
             self._live[id(session)] = session
@@ -184,7 +193,7 @@ class Engine:
         sizes = (rows, tokens)
         started = time.perf_counter()
         session.run_into(
-            "forward",
+            "step",
             [
                 (ids.data_ptr(), _I64, sizes),
                 (positions.data_ptr(), _I64, sizes),

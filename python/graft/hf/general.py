@@ -558,8 +558,11 @@ class GeneralCompiled:
     save_pretrained = causal.Compiled.save_pretrained
     _check_kept = causal.Compiled._check_kept
     get_compiled_call = causal.Compiled.get_compiled_call
-    generate_batch = causal.Compiled.generate_batch
-    init_continuous_batching = causal.Compiled.init_continuous_batching
+
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        raise Unsupported(
+            "continuous batching (generate_batch): only models of the fast route take it; use generate() with a left-padded batch"
+        )
 
     @property
     def device(self) -> torch.device:

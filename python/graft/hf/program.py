@@ -141,7 +141,7 @@ def _write(
     for name in sorted(used & copied):
         stored = all_weights[name]
         data[described[name].key] = container.LazyData(stored.byte_size, stored.chunks)
-    container.write(path, {"forward": (program, blob)}, data)
+    container.write(path, {"step": (program, blob)}, data)
     layers = {}
     for node in program.graph.nodes:
         if node.target is torch.ops.graft.attention.default:

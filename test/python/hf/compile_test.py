@@ -258,10 +258,6 @@ def test_calls_that_cannot_work(small):
     compiled = make(small)
     with pytest.raises(graft.Unsupported, match="cu_seq_lens_q.*left-padded batch"):
         compiled(prompt(3), cu_seq_lens_q=torch.tensor([0, 3]))
-    with pytest.raises(graft.Unsupported, match="generate_batch: continuous batching.*use generate"):
-        compiled.generate_batch([[3, 4]])
-    with pytest.raises(graft.Unsupported, match="init_continuous_batching"):
-        compiled.init_continuous_batching()
     with pytest.raises(graft.InvalidArgument, match="no argument 'head_mask'"):
         compiled(prompt(3), head_mask=torch.ones(6))
     for dtype in (torch.float32, torch.bool):

@@ -178,7 +178,7 @@ def test_nothing_else_takes_the_names():
     replaced = {name for name in vars(graft.hf.causal.Compiled) if not name.startswith("__")}
     added = {"_uncompiled", "_named", "_forward", "_logits", "_positions", "_check_call", "_check_kept", "_ignores"}
     added |= {"_up_to_date", "_general", "_by_general", "_check_prompt", "create_masks_for_generate", "_reorder_cache"}
-    overridden = {"generate", "generate_batch", "init_continuous_batching"}
+    overridden = {"generate", "init_continuous_batching"}
     overridden |= {"get_compiled_call", "save_pretrained", "device", "dtype"}
     assert replaced - added == overridden
     assert all(hasattr(kind, name) for name in overridden)
