@@ -230,9 +230,11 @@ class Compiled:
         return output if return_dict is not False else output.to_tuple()
 
     def _general(self, cache: Any) -> Any | None:
-        """The model under the general route, with weights as they are now."""
+        """The model under the general route, with weights as they are now; None where that is not possible."""
+        if (view := self.graft.view) is None:
+            return None
         self._up_to_date(None if cache is None else state_of(cache, self.graft))
-        return general_calls.view(self)
+        return view(self)
 
     def _by_general(self, general: Any, call: dict[str, Any]) -> Any:
         tokens = call["inputs_embeds" if "inputs_embeds" in call else "input_ids"].shape[1]
@@ -311,7 +313,7 @@ class Compiled:
         engine.lengths.check(type(self).__name__, positions, engine.runs_of(tokens))
         keep = _kept(to_keep, tokens)
         after = None if real is None else padding_after_tokens(real)[:, -tokens:][:, keep]
-        if after is not None and bool(after.any()) and general_calls.is_possible(self):
+        if after is not None and bool(after.any()) and self.graft.view is not None:
             raise OtherMask("attention_mask: padding after tokens, whose logits only the general route computes")
         try:
             logits = state.compute(ids, positions, real, keep)

@@ -116,6 +116,8 @@ def _general(model: Any, kind: type, options: Mapping[str, Any], say: Any, refus
 
 
 def _fast(model: Any, kind: type, options: Mapping[str, Any], started: float, say: Any) -> Engine:
+    from graft.hf import general
+
     quantize, device = options["quantize"], options["device"]
     tensors = named_tensors(model)
     with raised_by("graft.compile"):
@@ -149,6 +151,7 @@ def _fast(model: Any, kind: type, options: Mapping[str, Any], started: float, sa
         kv_dtype=options["kv_dtype"],
         positions=verdict["positions"],
         reload=reload,
+        view=None if reload is None else general.view,
     )
 
 

@@ -62,6 +62,7 @@ class Engine:
         compiled: Mapping[str, Any] | None = None,
         positions: str | None = "columns",
         reload: Callable[[Mapping[str, torch.Tensor]], _C.Program] | None = None,
+        view: Callable[[Any], Any] | None = None,
     ) -> None:
         if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
             raise InvalidArgument(f"max_length: expected at least 1 token, found {max_length!r}")
@@ -75,7 +76,8 @@ class Engine:
         self._compiled = dict(compiled or {})
         self.positions = positions  # of a call without position_ids: a rule of graft.hf.probe, None: unknown
         self.reload = reload  # gives the program with other weights; None: they are its own
-        self.general: Any = None  # the engine of calls that only the general route takes, once there was one
+        self.view = view  # gives the model under the general route; None: that cannot read its weights
+        self.general: Any = None  # the engine of it, once there was a call
         self.generation = 0
         self.stale = False  # the weights are those of another model
         self._lock = threading.Lock()
@@ -98,6 +100,7 @@ class Engine:
             compiled=self._compiled,
             positions=self.positions,
             reload=self.reload,
+            view=self.view,
         )
         made.stale = self.reload is not None
         return made

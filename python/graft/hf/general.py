@@ -548,6 +548,18 @@ def _generated(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> torc
         return torch.stack(model.generate(ids.clone(), **arguments, **options).logits)
 
 
+def view(model: Any) -> Any:
+    """A compiled model of the fast route under the general one: modules, settings and weights are shared."""
+    kind, fast, options = type(model)._uncompiled, model.graft, model._graft_options
+    if fast.general is None:
+        fast.general = GeneralEngine(kind, options["device"] or "", options["threads"])
+    made = kind.__new__(kind)
+    own = dict(graft=fast.general, _graft_guard=Trusted(), _graft_dtype=model._graft_dtype)
+    made.__dict__.update(vars(model), **own)
+    made.__class__ = class_of(kind)
+    return made
+
+
 class GeneralCompiled:
     """Mixed into the class of a model of the general route."""
 
@@ -647,4 +659,4 @@ def _call(model: Any, engine: GeneralEngine, given: dict[str, Any]) -> Any:
         return engine.run(model, given if engine.causal else _with_positions(model, given))
 
 
-__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "class_of", "compile_general", "take_over"]
+__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "class_of", "compile_general", "take_over", "view"]

@@ -10,32 +10,9 @@ import torch
 
 from graft.errors import Unsupported
 from graft.hf.cache import release, state_of
-from graft.hf.guard import Trusted
 from graft.hf.masks import ends_in_padding, real_columns
 
 _BETWEEN_LAYERS = ("output_attentions", "output_hidden_states")
-
-
-def is_possible(model: Any) -> bool:
-    """Not where weights were stored in another way or released, which the general route does not read."""
-    options = vars(model).get("_graft_options")
-    return options is not None and options["quantize"] is None and not options["release_weights"]
-
-
-def view(model: Any) -> Any | None:
-    """The model under the general route; modules, settings and weights are shared. None where that is not possible."""
-    from graft.hf.general import GeneralEngine, class_of
-
-    if not is_possible(model):
-        return None
-    options, kind, fast = model._graft_options, type(model)._uncompiled, model.graft
-    if fast.general is None:
-        fast.general = GeneralEngine(kind, options["device"] or "", options["threads"])
-    made = kind.__new__(kind)
-    own = dict(graft=fast.general, _graft_guard=Trusted(), _graft_dtype=model._graft_dtype)
-    made.__dict__.update(vars(model), **own)
-    made.__class__ = class_of(kind)
-    return made
 
 
 def is_general(config: Any, call: Mapping[str, Any]) -> bool:
@@ -96,4 +73,4 @@ def take_cache(model: Any, cache: Any, mask: Any, tokens: int) -> Any:
     return mask
 
 
-__all__ = ["generates", "is_general", "take_cache", "view"]
+__all__ = ["generates", "is_general", "take_cache"]

@@ -245,7 +245,7 @@ def compare(
 
 
 def engine_of(program: _C.Program, exported: Exported, started: float, **options: Any) -> Engine:
-    """started: time.perf_counter() before the export. options: max_length, buckets, threads, kv_dtype, positions, reload, as Engine's."""
+    """started: time.perf_counter() before the export. options: max_length, buckets, threads, kv_dtype, positions, reload, view, as Engine's."""
     compiled = {
         "seconds": time.perf_counter() - started,
         "from_disk": exported.found,

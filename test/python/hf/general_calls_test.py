@@ -90,7 +90,8 @@ def test_prompts_that_end_in_padding(pair, given, options):
 
 def test_what_generate_returns_of_layers(pair):
     eager, compiled = pair
-    options = dict(max_new_tokens=4, do_sample=False, return_dict_in_generate=True, output_hidden_states=True, output_attentions=True)
+    options = dict(max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    options |= dict(output_hidden_states=True, output_attentions=True)
     expected, found = eager.generate(prompt(5), **options), compiled.generate(prompt(5), **options)
     assert torch.equal(expected.sequences, found.sequences)
     for name in ("hidden_states", "attentions"):
