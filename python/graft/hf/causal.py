@@ -26,6 +26,13 @@ from graft.llm.checkpoint import named_tensors
 
 # Arguments of models that do not change the results here.
 _HARMLESS = {"cache_position", "num_items_in_batch", "is_first_iteration", "tokenizer", "assistant_tokenizer"}
+# Arguments that are pictures or sound.
+MEDIA = frozenset(("pixel_values", "pixel_values_videos", "input_features", "input_values"))
+# What the fast route computes or refuses by itself, and what is looked at apart from names.
+_FAST = MEDIA | {
+    "input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "labels", "use_cache", "return_dict",
+    "output_attentions", "output_hidden_states", "logits_to_keep", *_HARMLESS,
+}  # fmt: skip
 # Arguments of continuous batching: packed sequences and paged caches.
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "block_table", "read_index", "write_index"}
 _PACKED_ADVICE = (
@@ -129,10 +136,6 @@ def _class_of(kind: type) -> type:
     return made
 
 
-# Arguments that are pictures or sound.
-MEDIA = frozenset(("pixel_values", "pixel_values_videos", "input_features", "input_values"))
-
-
 def _compiled_again(kind: type, attributes: dict[str, Any], options: dict[str, Any]) -> Any:
     """A compiled model that was pickled."""
     import graft
@@ -196,7 +199,8 @@ class Compiled:
             **kwargs,
         )
         call = {name: value for name, value in call.items() if value is not None}
-        if general_calls.is_general(config, call) and (general := self._general(past_key_values)) is not None:
+        special = general_calls.is_general(config, call) or self._beyond(kwargs)
+        if special and (general := self._general(past_key_values)) is not None:
             return self._by_general(general, call)
         wanted = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         refuse_outputs(config, wanted, "use the model before graft.compile")
@@ -259,6 +263,14 @@ class Compiled:
             raise InvalidArgument(f"input_ids: expected int64 or int32, found {input_ids.dtype}")
         if input_ids.device.type != "cpu":
             raise InvalidArgument(f"input_ids: expected a tensor on the CPU, found one on {input_ids.device}")
+
+    def _beyond(self, arguments: dict[str, Any]) -> bool:
+        """Whether there are arguments, of forward or generate(), that the model's forward takes and the fast route does
+        not (`token_type_ids` of GPT-2)."""
+        return any(
+            value is not None and name in self._named and name not in _FAST and not self._ignores(name, value)
+            for name, value in arguments.items()
+        )
 
     def _ignores(self, name: str, value: Any) -> bool:
         """Whether the argument says nothing. Tokenizers give token_type_ids to models that don't look at them, and zeros
@@ -347,7 +359,7 @@ class Compiled:
         early = kwargs.get("assistant_early_exit") or getattr(generation_config, "assistant_early_exit", None)
         if early or (generation_config is None and getattr(self.generation_config, "assistant_early_exit", None)):
             raise Unsupported("assistant_early_exit: a compiled model computes all of its layers; give an assistant_model")
-        if general_calls.generates(self, inputs, generation_config, kwargs):
+        if general_calls.generates(self, inputs, generation_config, kwargs) or self._beyond(kwargs):
             cache = kwargs.get("past_key_values")
             if (general := self._general(cache)) is not None:
                 tokens = _new_tokens(inputs, kwargs, cache)

@@ -207,3 +207,16 @@ def test_models_whose_weights_it_cannot_read_say_so(options):
     with pytest.raises(graft.Unsupported, match="inputs_embeds"):
         compiled(inputs_embeds=torch.zeros(1, 3, 48))
     assert compiled.generate(ids, max_new_tokens=2, pad_token_id=1).shape == (2, 8)
+
+
+def test_types_of_tokens_that_are_embedded():
+    """GPT-2 adds the embeddings of the tokens that they name."""
+    eager = llm_models.BY_NAME["gpt2"].make()
+    compiled = graft.compile(copy.deepcopy(eager), threads=1, route="fast")
+    types = prompt(7) % 5
+    with torch.no_grad():
+        expected, plain = eager(prompt(7), token_type_ids=types).logits, eager(prompt(7)).logits
+    assert differ(expected, compiled(prompt(7), token_type_ids=types).logits) <= CLOSE
+    assert differ(expected, plain) > 10 * CLOSE
+    options = dict(token_type_ids=types, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert torch.equal(eager.generate(prompt(7), **options), compiled.generate(prompt(7), **options))
