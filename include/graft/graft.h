@@ -1,9 +1,9 @@
 #pragma once
 
 // graft: runs torch.export programs on ggml. This header loads and runs programs; beside it, as needed: llm.h and
-// tokenizer.h (language models), pipeline.h (runs of several sessions), flow.h (sessions connected by data), registry.h
-// (which models a process has loaded), op.h (custom operators), predicate.h (which nodes graft runs, for exporters) and
-// quantize.h (weights in block formats).
+// tokenizer.h (language models), adapter.h (LoRA), pipeline.h (runs of several sessions), flow.h (sessions connected by
+// data), registry.h (which models a process has loaded), op.h (custom operators), predicate.h (which nodes graft runs,
+// for exporters) and quantize.h (weights in block formats).
 //
 //   auto program = graft::Program::load("model.pte");
 //   graft::Session session(program);
@@ -29,6 +29,8 @@
 #include "graft/tensor.h"
 
 namespace graft {
+
+class Adapter;  // adapter.h
 
 // An input or output of a method: a tensor, a number, a string or None.
 struct Value {
@@ -162,6 +164,9 @@ struct LoadOptions {
   // Where loads write what they make of weights, 64 KiB and more each, for later loads of any process; "" means
   // GRAFT_PACKED_FOLDER, or nowhere. It is made if it is not there. Who can write there can change results.
   std::string packed_folder;
+  // Runs may choose adapters (graft/adapter.h) of at most this rank, each row of a batch its own. 0: they may not, and
+  // plans are those of a program without adapters.
+  std::int64_t max_adapter_rank = 0;
   // A method with data-dependent sizes is cut into segments. Nodes that could run before a cut but are needed only
   // after it move behind it when there are at most this many.
   std::size_t merge_segments = 4;
@@ -418,6 +423,10 @@ struct RunOptions {
   // else the run throws InvalidArgument or ExecutionError. Not part of the plan's key: any choice of rows shares one
   // plan.
   std::span<const std::int64_t> kv_rows;
+  // Adapters that take part: one for all rows, or adapters[b] for row b of the batch; null: none. They must stay alive
+  // until the run ends. Not part of the plan's key. Throws InvalidArgument for an adapter of another program, and
+  // ExecutionError where the batch has another size or a layer's rows are not those of the batch.
+  std::span<const Adapter* const> adapters;
 };
 
 // A plan's memory, by allocation; ids as `graft inspect --plan` lists them.

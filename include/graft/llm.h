@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "graft/adapter.h"
 #include "graft/export.h"
 #include "graft/graft.h"
 #include "graft/grammar.h"
@@ -50,6 +51,9 @@ struct GenerationOptions {
   // occurrence of the last tokens, and verified in one run; 0: none. Drafts change the speed, never the tokens.
   std::int64_t prompt_lookup_num_tokens = 0;
   std::int64_t max_matching_ngram_size = 2;
+  // Of a model with LoadOptions::max_adapter_rank: one for all rows of the batch, or one per row; null: none. Keys and
+  // values that one adapter has computed are never reused for another.
+  std::vector<std::shared_ptr<const Adapter>> adapters = {};
 };
 
 // For a model of speech (Whisper): how sound becomes spectrograms, and the tokens that tell the decoder what to do.

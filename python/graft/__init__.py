@@ -29,7 +29,10 @@ _ERRORS = (
 )
 _WHERE = {
     "load": "graft.runtime",
+    "load_adapter": "graft.adapters",
     "load_ops": "graft.runtime",
+    "unload_adapter": "graft.adapters",
+    "Adapters": "graft.adapters",
     "register_op": "graft.runtime",
     "LoadOptions": "graft.runtime",
     "Arena": "graft.runtime",

@@ -4,6 +4,9 @@ from graft import hf as hf
 from graft import ray as ray
 from graft._C import devices as devices
 from graft._C import version as version
+from graft.adapters import Adapters as Adapters
+from graft.adapters import load_adapter as load_adapter
+from graft.adapters import unload_adapter as unload_adapter
 from graft.comparison import Comparison as Comparison
 from graft.comparison import compare as compare
 from graft.errors import Busy as Busy
@@ -58,6 +61,7 @@ from graft.vision import export_image_model as export_image_model
 from graft.vision import load_image as load_image
 
 __all__ = [
+    "Adapters",
     "Arena",
     "AutoModelForCausalLM",
     "BatchGenerator",
@@ -102,6 +106,7 @@ __all__ = [
     "export_image_model",
     "export_llm",
     "load",
+    "load_adapter",
     "load_audio",
     "load_image",
     "load_ops",
@@ -109,5 +114,6 @@ __all__ = [
     "pack",
     "register_op",
     "unload",
+    "unload_adapter",
     "version",
 ]

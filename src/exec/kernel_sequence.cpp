@@ -101,6 +101,7 @@ KernelContext KernelSequence::context_of(const BoundLaunch& launch, int phase, i
   context.error = &control_.error;
   context.random = control_.random;
   context.kv_rows = control_.kv_rows;
+  context.adapters = control_.adapters;
   context.node = launch.node;
   context.steal_ranges = tasks > 1 && launch.launch->kernel->steals_work ? steal_ranges_.data() + steal_from : nullptr;
   return context;

@@ -30,6 +30,7 @@ struct RunControl {
   LaunchObserver* observer = nullptr;
   RandomKey random;
   std::span<const std::int64_t> kv_rows;
+  std::vector<const LowRank*> adapters;  // as KernelContext::adapters
 
   bool should_stop();  // polled after every launch by one thread
   // The same, from any thread; leaves the cause for should_stop().

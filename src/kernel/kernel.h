@@ -74,6 +74,13 @@ class alignas(64) TwoEndedRange {
   std::atomic<std::uint64_t> taken_{0};  // low half: from the front; high half: from the back
 };
 
+// What an adapter adds to a product x W^T: (x A^T) B^T. All adapters of a program have the same list of these.
+struct LowRank {
+  const float* a = nullptr;  // A [rank, in]
+  const float* b = nullptr;  // B transposed and scaled [rank, out]
+  std::int64_t rank = 0;     // 0: it leaves the product as it is
+};
+
 // A kernel's view of one task of one phase of a launch. A phase has one task per thread or several (lowering/tasks.h).
 // Tasks run concurrently, in any order, on any thread; phases are separated by barriers. Data pointers are those of
 // element [0, 0, ...]. An empty operand may have a null pointer.
@@ -90,7 +97,9 @@ struct KernelContext {
   ErrorSlot* error = nullptr;
   RandomKey random;
   std::span<const std::int64_t> kv_rows;  // for each row of the batch the row of the cache; empty: the same row
-  std::string_view node;                  // name of the PyTorch node, for messages
+  // For each row of the batch the list of its adapter, null without one. One entry: that of all rows. Empty: none has.
+  std::span<const LowRank* const> adapters;
+  std::string_view node;  // name of the PyTorch node, for messages
   // For kernels with `steals_work`: one range for tasks 0 and 1, one for 2 and 3, ..., cleared before the phase. Null
   // with one task.
   TwoEndedRange* steal_ranges = nullptr;

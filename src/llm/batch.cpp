@@ -255,6 +255,7 @@ bool BatchGenerator::Impl::step(const RunOptions& options) {
   {
     const llm::Use use(loop.decoder().in_use, kWhat, "step()");
     GRAFT_CHECK(InvalidArgument, options.kv_rows.empty(), "kv_rows are the generator's own");
+    GRAFT_CHECK(InvalidArgument, options.adapters.empty(), "adapters are those of requests");
     try {
       loop.decoder().connect();  // requests wait where a stage is not back
       join();

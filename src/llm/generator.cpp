@@ -29,10 +29,15 @@ class TextGenerator::Impl {
     const auto& encoder = loop.model().info().encoder;
     if (!encoder || encoder->takes_features) return decode(prompts, options, on_text, run_options, start);
     llm::check(options);
+    loop.check_adapters(options, prompts.size());
+    std::vector<const Adapter*> adapters;
+    for (const auto& adapter : options.adapters) adapters.push_back(adapter.get());
     GRAFT_CHECK(InvalidArgument, !encoder->decoder_start_token_ids.empty(),
                 "the model does not say what its decoder begins with (decoder_start_token_id)");
     const std::vector<Decoder::Tokens> encoder_inputs(prompts.begin(), prompts.end());
+    run_options.adapters = adapters;
     loop.decoder().encode(encoder_inputs, run_options);
+    run_options.adapters = {};  // the loop's own from here on
     const std::vector<std::vector<std::int64_t>> begun(prompts.size(), encoder->decoder_start_token_ids);
     return decode(begun, options, on_text, run_options, start);
   }
@@ -47,15 +52,17 @@ class TextGenerator::Impl {
     const std::size_t rows = loop.rows().size();
     GRAFT_CHECK(InvalidArgument, !prompts.empty() && prompts.size() <= rows, "a batch of ", prompts.size(),
                 " prompts: the cache has ", rows, " rows");
-    for (const auto& prompt : prompts) loop.check(prompt, options);
+    for (const auto& prompt : prompts) loop.check(prompt, options, prompts.size());
     loop.drafts = options.prompt_lookup_num_tokens;
     try {
       for (std::size_t r = 0; r < prompts.size(); ++r) {
         llm::Sequence::OnText show;
         if (on_text) show = [&on_text, r](std::string_view text) { on_text(r, text); };
-        loop.begin(std::make_unique<llm::Sequence>(loop.model(), prompts[r], options, options.seed + r,
-                                                   loop.decoder().options.length, std::move(show)),
-                   r, loop.reusable(r, prompts[r]));
+        auto sequence =
+            std::make_unique<llm::Sequence>(loop.model(), prompts[r], options, options.seed + r,
+                                            loop.decoder().options.length, std::move(show), RequestOptions(), r);
+        const std::int64_t reused = loop.reusable(r, prompts[r], sequence->cache_salt());
+        loop.begin(std::move(sequence), r, reused);
       }
       loop.stats.prefill_seconds = seconds_since(start);
       bool read = false;

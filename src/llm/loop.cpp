@@ -5,6 +5,8 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "load/adapter_impl.h"
+#include "load/program_impl.h"
 
 namespace graft::llm {
 namespace {
@@ -21,11 +23,38 @@ Loop::Loop(std::shared_ptr<const LanguageModel> model, const DecoderOptions& opt
   cached_salts_.resize(rows);
   run_rows_.reserve(rows);
   feeds_.reserve(rows);
+  run_adapters_.reserve(rows);
 }
 
-void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& options) const {
+void Loop::check_adapters(const GenerationOptions& options, std::size_t batch) const {
+  const auto& adapters = options.adapters;
+  if (std::ranges::none_of(adapters, [](const auto& adapter) { return adapter != nullptr; })) return;
+  GRAFT_CHECK(InvalidArgument, adapters.size() == 1 || adapters.size() == batch, "a batch of ", batch, " prompts got ",
+              adapters.size(), " adapters");
+  GRAFT_CHECK(Unsupported, !model().info().stage, "a model in stages runs without adapters");
+  const ProgramImpl& program = Internal::of(*model().program());
+  for (const auto& adapter : adapters)
+    GRAFT_CHECK(InvalidArgument, !adapter || (program.adapters && AdapterAccess::is_of(*adapter, *program.adapters)),
+                "an adapter is of another program than ", program.source);
+}
+
+RunOptions Loop::with_adapters(const RunOptions& options, std::span<const std::int64_t> rows) {
+  run_adapters_.clear();
+  bool any = false;
+  for (const std::int64_t row : rows) {
+    const auto& sequence = rows_[static_cast<std::size_t>(row)];
+    run_adapters_.push_back(sequence ? sequence->adapter() : nullptr);
+    any |= run_adapters_.back() != nullptr;
+  }
+  RunOptions out = options;
+  if (any) out.adapters = run_adapters_;
+  return out;
+}
+
+void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch) const {
   const std::int64_t capacity = decoder().options.length, vocabulary = model().info().vocab_size;
   llm::check(options);
+  check_adapters(options, batch);
   GRAFT_CHECK(InvalidArgument, options.prompt_lookup_num_tokens < capacity, "prompt_lookup_num_tokens is ",
               options.prompt_lookup_num_tokens, ", the context ", capacity);
   GRAFT_CHECK(InvalidArgument, !prompt.empty(), "a prompt has no tokens");
@@ -80,7 +109,8 @@ void Loop::read_prompts(const RunOptions& options) {
   feeds_.clear();
   for (std::size_t r = 0; r < rows_.size() && rows_[r]; ++r)
     feeds_.push_back(Tokens(rows_[r]->tokens()).subspan(static_cast<std::size_t>(decoder().length(r))));
-  const std::span<float> logits = decoder().prefill(feeds_, {}, options);
+  const std::span<const std::int64_t> all = decoder().first_sequences(feeds_.size());
+  const std::span<float> logits = decoder().prefill(feeds_, {}, with_adapters(options, all));
   stats.prefill_seconds += seconds_since(start);
   const auto vocabulary = static_cast<std::size_t>(model().info().vocab_size);
   for (std::size_t r = 0; r < feeds_.size(); ++r) take_first(*rows_[r], logits.subspan(r * vocabulary, vocabulary));
@@ -94,7 +124,8 @@ void Loop::read_chunk(std::size_t row, std::int64_t width, const RunOptions& opt
   const Tokens feed =
       Tokens(sequence.tokens()).subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
   const bool all = sequence.wants_prompt_logprobs();
-  const std::span<float> logits = decoder().run({&sequence_row, 1}, {&feed, 1}, width, all ? width : 1, options);
+  const std::span<float> logits =
+      decoder().run({&sequence_row, 1}, {&feed, 1}, width, all ? width : 1, with_adapters(options, {&sequence_row, 1}));
   stats.prefill_seconds += seconds_since(start);
   const auto vocabulary = static_cast<std::size_t>(model().info().vocab_size);
   if (all)
@@ -126,7 +157,7 @@ void Loop::step(std::size_t batch, const RunOptions& options) {
     run_rows_.push_back(static_cast<std::int64_t>(r));
   }
   const std::int64_t width = any_draft ? drafts + 1 : 1;
-  const std::span<float> logits = decoder().run(run_rows_, feeds_, width, width, options);
+  const std::span<float> logits = decoder().run(run_rows_, feeds_, width, width, with_adapters(options, run_rows_));
   ++stats.decode_runs;
   const auto of_row = static_cast<std::size_t>(width * model().info().vocab_size);
   for (std::size_t i = 0; i < batch; ++i) {

@@ -27,7 +27,11 @@ class Loop {
 
   // Throws InvalidArgument for a prompt that has no tokens, too many, or one outside the vocabulary, and for options
   // that make no sense or drafts that do not fit the cache.
-  void check(std::span<const std::int64_t> prompt, const GenerationOptions& options) const;
+  // `batch`: of prompts with these options.
+  void check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch = 1) const;
+  // Throws InvalidArgument for adapters of another program and for another number of them than one or the batch's,
+  // Unsupported for a model in stages.
+  void check_adapters(const GenerationOptions& options, std::size_t batch) const;
 
   // The length of the prompt's prefix that a free row holds and can continue. Never the whole prompt: the logits of its
   // last token are needed.
@@ -80,14 +84,17 @@ class Loop {
     return sequence && !sequence->reading && !sequence->cancelled && !sequence->done();
   }
   void take_first(Sequence& sequence, std::span<float> logits);
+  // The options of a run of these rows, with their adapters.
+  RunOptions with_adapters(const RunOptions& options, std::span<const std::int64_t> rows);
 
   Decoder decoder_;
   CallbackErrors errors_;
   std::vector<std::unique_ptr<Sequence>> rows_;
   std::vector<std::vector<std::int64_t>> cached_;  // by free row: the tokens that it holds
-  std::vector<std::uint64_t> cached_salts_;        // of these: RequestOptions::cache_salt
+  std::vector<std::uint64_t> cached_salts_;        // of these: Sequence::cache_salt
   std::vector<std::int64_t> run_rows_;             // of a step
   std::vector<Decoder::Tokens> feeds_;
+  std::vector<const Adapter*> run_adapters_;
   std::exception_ptr thrown_;
 };
 

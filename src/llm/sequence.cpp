@@ -15,10 +15,20 @@ using Tokens = Decoder::Tokens;
 // string.
 constexpr std::size_t kTokensBefore = 16;
 
+// One number of two, by the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+std::uint64_t salted(std::uint64_t salt, const Adapter* adapter) {
+  if (adapter == nullptr) return salt;
+  std::uint64_t mixed = salt + 0x9e3779b97f4a7c15 * adapter->id();
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
+  return mixed ^ (mixed >> 31);
+}
+
 }  // namespace
 
 Sequence::Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt, const GenerationOptions& options,
-                   std::uint64_t seed, std::int64_t capacity, OnText on_text, const RequestOptions& request)
+                   std::uint64_t seed, std::int64_t capacity, OnText on_text, const RequestOptions& request,
+                   std::size_t row)
     : model_(model),
       options_(options),
       capacity_(capacity),
@@ -26,7 +36,8 @@ Sequence::Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt,
       prompt_tokens_(std::ssize(tokens_)),
       on_text_(std::move(on_text)),
       sampler_(options, model.info().vocab_size, seed, request),
-      cache_salt_(request.cache_salt),
+      adapter_(options.adapters.empty() ? nullptr : options.adapters[options.adapters.size() == 1 ? 0 : row]),
+      cache_salt_(salted(request.cache_salt, adapter_.get())),
       mask_(request.mask),
       stops_(options.stop_strings) {
   const std::int64_t most = std::min(options.max_new_tokens, capacity + 1);

@@ -19,8 +19,10 @@ class Sequence {
   using OnText = std::function<void(std::string_view text)>;
 
   // `capacity`: of the cache, in tokens. `seed` instead of the options'. The model must outlive the sequence.
+  // `row`: of the batch, for its adapter.
   Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt, const GenerationOptions& options,
-           std::uint64_t seed, std::int64_t capacity, OnText on_text, const RequestOptions& request = {});
+           std::uint64_t seed, std::int64_t capacity, OnText on_text, const RequestOptions& request = {},
+           std::size_t row = 0);
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
@@ -31,6 +33,8 @@ class Sequence {
   Logprobs& logprobs() { return logprobs_; }
   Logprobs& prompt_logprobs() { return prompt_logprobs_; }
   bool wants_prompt_logprobs() const { return prompt_logprobs_.wanted(); }
+  const Adapter* adapter() const { return adapter_.get(); }
+  // Differs by adapter too: keys and values of one are of no use to another.
   std::uint64_t cache_salt() const { return cache_salt_; }
   // Moves the tokens out, to remember what the cache holds after the end.
   std::vector<std::int64_t> release_tokens() { return std::move(tokens_); }
@@ -68,6 +72,7 @@ class Sequence {
   Sampler sampler_;
   Logprobs logprobs_, prompt_logprobs_;
   std::vector<float> model_logits_;  // a copy, where the sampler changes them and log-probabilities are wanted
+  std::shared_ptr<const Adapter> adapter_;
   std::uint64_t cache_salt_;
   std::shared_ptr<TokenMask> mask_;
   StopStrings stops_;

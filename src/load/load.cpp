@@ -39,6 +39,9 @@ constexpr std::size_t kPackageAlignment = 16;
 // Prefix of the keys of named data that hold plans.
 constexpr std::string_view kPlanKey = "graft.plan.";
 
+// LoadOptions::max_adapter_rank: a launch has scratch for so many numbers per row.
+constexpr std::int64_t kMaxAdapterRank = 4096;
+
 // What pack() adds to the name of a package.
 constexpr const char* kPackedSuffix = ".packed";
 
@@ -94,8 +97,11 @@ class Loader {
         placer_(options.verify_hashes, resolve_threads(0), impl_->made_weights, impl_->weight_stats) {
     for (const auto& [limit, name] :
          {std::pair(options.max_file_bytes, "max_file_bytes"), std::pair(options.max_nodes, "max_nodes"),
-          std::pair(options.max_graph_calls, "max_graph_calls"), std::pair(options.max_state_bytes, "max_state_bytes")})
+          std::pair(options.max_graph_calls, "max_graph_calls"), std::pair(options.max_state_bytes, "max_state_bytes"),
+          std::pair(options.max_adapter_rank, "max_adapter_rank")})
       GRAFT_CHECK(InvalidArgument, limit >= 0, name, " must not be negative, got ", limit);
+    GRAFT_CHECK(InvalidArgument, options.max_adapter_rank <= kMaxAdapterRank, "max_adapter_rank is ",
+                options.max_adapter_rank, ", expected at most ", kMaxAdapterRank);
     check_ggml();
     simd::check_cpu();
     install_ggml_log();
@@ -243,7 +249,7 @@ class Loader {
   // The package's plans, under keys that begin with kPlanKey. Plans of another origin are skipped.
   void set_others(OtherStages others) { impl_->others = std::move(others); }
   void take_plans(const WeightFile& data) {
-    if (!options_.stored_plans || !options_.fast_kernels) return;
+    if (!options_.stored_plans || !options_.fast_kernels || impl_->adapters) return;
     const PlanOrigin origin = plan_origin(impl_->device);
     for (auto it = data.tensors.lower_bound(kPlanKey); it != data.tensors.end(); ++it) {
       if (!it->first.starts_with(kPlanKey)) break;
@@ -430,10 +436,11 @@ class Loader {
     if (impl_->on_device || impl_->plain) return;
     std::string methods;  // plans name methods by number
     for (const ir::Program& graph : graphs_) methods += graph.methods[0].name + '\n';
-    impl_->plans = impl_->model->plans(
-        str(graph_, " ", methods, options_.pack_weights, options_.stored_plans, " ", options_.merge_segments, " ",
-            options_.max_plan_bytes, " ", options_.max_plan_launches, " ", options_.max_plans, seen_),
-        options_.max_plans);
+    impl_->plans =
+        impl_->model->plans(str(graph_, " ", methods, options_.pack_weights, options_.stored_plans, " ",
+                                options_.merge_segments, " ", options_.max_plan_bytes, " ", options_.max_plan_launches,
+                                " ", options_.max_plans, " ", options_.max_adapter_rank, seen_),
+                            options_.max_plans);
   }
 
   // Releases the pages of weights that only constants were computed from.

@@ -144,6 +144,7 @@ struct Program::Impl {
         max_graph_calls(static_cast<std::uint64_t>(options.max_graph_calls)),
         matmul_precision(options.matmul_precision),
         pack_linear_layers(options.pack_weights && options.tensors.empty()),
+        adapters(options.max_adapter_rank > 0 ? std::make_shared<AdapterLayers>(options.max_adapter_rank) : nullptr),
         plans(std::make_shared<PlanCache>(options.max_plans)),
         cpu_plans(std::make_shared<PlanCache>(options.max_plans)),
         is_delegate(!options.delegate_of.empty()) {}
@@ -175,7 +176,9 @@ struct Program::Impl {
   std::uint64_t max_graph_calls;
   MatmulPrecision matmul_precision;
   bool pack_linear_layers;
-  OtherStages others;                    // of a model in stages
+  OtherStages others;  // of a model in stages
+  // Filled by the load; null: runs have no adapters (LoadOptions::max_adapter_rank).
+  std::shared_ptr<AdapterLayers> adapters;
   std::shared_ptr<PlanCache> plans;      // of programs with the same files and options
   std::shared_ptr<PlanCache> cpu_plans;  // of a device's program, for sessions that left the device
   bool is_delegate;
@@ -194,6 +197,7 @@ struct Program::Impl {
             .plain = plain != nullptr,
             .pack_linear_layers = pack_linear_layers,
             .others = &others,
+            .adapters = adapters.get(),
             .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr,
             .halves_as_stored =
                 matmul_precision == MatmulPrecision::medium || (on_device != nullptr && on_device->multiplies_halves()),

@@ -12,6 +12,7 @@ namespace graft {
 
 #define GRAFT_OPERATOR_FAMILIES(X)   \
   X(activation_operators)            \
+  X(add_adapter_operators)           \
   X(arithmetic_operators)            \
   X(attention_operators)             \
   X(batch_norm_operators)            \

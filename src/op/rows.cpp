@@ -14,16 +14,6 @@
 namespace graft {
 namespace {
 
-bool names_symbol(std::string_view expr, std::string_view symbol) {
-  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
-  for (std::size_t at = expr.find(symbol); at != std::string_view::npos; at = expr.find(symbol, at + 1)) {
-    const bool begins = at == 0 || !is_word(expr[at - 1]);
-    const std::size_t end = at + symbol.size();
-    if (begins && (end == expr.size() || !is_word(expr[end]))) return true;
-  }
-  return false;
-}
-
 class Rows {
  public:
   Rows(const ir::Program& program, const ir::Method& method, std::string symbol)
@@ -292,6 +282,16 @@ bool Rows::independent() {
 }
 
 }  // namespace
+
+bool names_symbol(std::string_view expr, std::string_view symbol) {
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; };
+  for (std::size_t at = expr.find(symbol); at != std::string_view::npos; at = expr.find(symbol, at + 1)) {
+    const bool begins = at == 0 || !is_word(expr[at - 1]);
+    const std::size_t end = at + symbol.size();
+    if (begins && (end == expr.size() || !is_word(expr[end]))) return true;
+  }
+  return false;
+}
 
 bool rows_are_independent(const ir::Program& program, const ir::Method& method) {
   for (const ir::Input& input : method.inputs) {

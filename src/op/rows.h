@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include "ir/program.h"
 
 namespace graft {
@@ -9,5 +11,8 @@ namespace graft {
 // dimension nowhere, and every operator in between is known to keep rows apart. Without states. False where that is not
 // known.
 bool rows_are_independent(const ir::Program& program, const ir::Method& method);
+
+// Whether a size's expression (ir::Dim::expr) has the symbol in it.
+bool names_symbol(std::string_view expr, std::string_view symbol);
 
 }  // namespace graft

@@ -16,6 +16,7 @@ constexpr std::string_view kNotPlain = "the lowering is not plain";
 bool kernels(const PassOptions& options) { return !options.keeps_parts(); }
 bool not_plain(const PassOptions& options) { return !options.plain; }
 bool packs_linear_layers(const PassOptions& options) { return kernels(options) && options.pack_linear_layers; }
+bool takes_adapters(const PassOptions& options) { return options.adapters != nullptr; }
 bool on_device(const PassOptions& options) { return options.on_device; }
 
 bool computes_angles(const PassOptions& options) { return options.computes_angles; }
@@ -37,6 +38,7 @@ std::size_t launch_pass(LaunchSequence& sequence, const PassOptions&) {
   return pass(sequence);
 }
 
+std::size_t adapt(GraphPasses& passes) { return add_adapters(passes.graph, *passes.options.adapters); }
 std::size_t run_partition(GraphPasses& passes) {
   passes.parts = partition(std::exchange(passes.graph, {}), passes.partition);
   return passes.parts.size() - 1;
@@ -67,6 +69,7 @@ constexpr auto kList = std::to_array<Pass>({
     // name, stage, condition in words, condition, over graphs, over launches
     {"add_kv_cache", read, "", nullptr, graph_pass<add_kv_cache>},
     {"add_encoder_cache", read, "", nullptr, graph_pass<add_encoder_cache>},
+    {"add_adapters", read, "runs may have adapters", takes_adapters, adapt},
     {"expand_masks", cut, "", nullptr, graph_pass<expand_masks>},
     {"partition", cut, "", nullptr, run_partition},
     {"convert_stored_weights", stored, "", nullptr, convert},

@@ -9,6 +9,7 @@
 
 #include "ir/program.h"
 #include "lowering/launch.h"
+#include "pass/graph/adapters.h"
 #include "pass/graph/partition.h"
 #include "pass/graph/passes.h"
 #include "pass/graph/stored_weights.h"
@@ -34,6 +35,7 @@ struct PassOptions {
   bool plain = false;      // ggml's ops replace graft's kernels
   bool pack_linear_layers = true;
   const OtherStages* others = nullptr;  // of a model in stages
+  AdapterLayers* adapters = nullptr;    // filled by the load; null: runs have no adapters
   bool in_bf16 = false;                 // packed linear layers round their operands to bf16
   bool halves_as_stored = false;        // devices read weights of halves as they are, which rounds what they multiply
   bool computes_angles = false;         // the device has sines and cosines of positions as exact as the CPU's

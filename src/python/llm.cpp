@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "python/adapters.h"
 #include "python/bytes.h"
 
 // The binding of language models: ids in, ids and bytes of text out. python/graft/llm/generate.py makes str and
@@ -39,6 +40,10 @@ GenerationOptions options_of(const nb::dict& settings, const LanguageModelInfo& 
         set("prompt_lookup_num_tokens", options.prompt_lookup_num_tokens) ||
         set("max_matching_ngram_size", options.max_matching_ngram_size))
       continue;
+    if (name == "adapters") {
+      options.adapters = adapters_of(value);
+      continue;
+    }
     if (name == "do_sample") {
       do_sample = nb::cast<bool>(value);
       continue;
@@ -107,8 +112,9 @@ void bind_llm(nb::module_& m) {
       .def_static(
           "load",
           [](const std::string& path, const std::string& tokenizer, std::vector<std::string> weights,
-             const std::string& device, const std::string& matmul_precision) {
+             const std::string& device, const std::string& matmul_precision, std::int64_t max_adapter_rank) {
             LoadOptions options;
+            options.max_adapter_rank = max_adapter_rank;
             options.weights = std::move(weights);
             options.device = device;
             options.matmul_precision = matmul_precision_named(matmul_precision);
@@ -116,7 +122,10 @@ void bind_llm(nb::module_& m) {
             return std::const_pointer_cast<LanguageModel>(LanguageModel::load(path, options, tokenizer));
           },
           nb::arg("path"), nb::arg("tokenizer") = "", nb::arg("weights") = std::vector<std::string>(),
-          nb::arg("device") = "", nb::arg("matmul_precision") = "highest")
+          nb::arg("device") = "", nb::arg("matmul_precision") = "highest",
+          nb::arg("max_adapter_rank") = LoadOptions{}.max_adapter_rank)
+      .def_prop_ro("program",
+                   [](const LanguageModel& model) { return std::const_pointer_cast<Program>(model.program()); })
       .def_static(
           "of_program",
           [](std::shared_ptr<Program> program, std::string architecture, std::int64_t vocab_size,
@@ -172,17 +181,26 @@ void bind_llm(nb::module_& m) {
            })
       .def("stats", [](const TextGenerator& generator) { return to_dict(generator.stats()); })
       .def("plans", [](TextGenerator& generator) { return generator.decoder().session().counters().graphs_built; })
-      .def("logits", [](TextGenerator& generator, const Ids& ids) {
-        std::vector<float> all;
-        Decoder& decoder = generator.decoder();
-        {
-          const nb::gil_scoped_release release;
-          decoder.truncate(0, 0);
-          decoder.score(ids, [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
-          decoder.truncate(0, 0);
-        }
-        return bytes_of(std::span<const float>(all));
-      });
+      .def(
+          "logits",
+          [](TextGenerator& generator, const Ids& ids, const nb::list& adapters) {
+            std::vector<float> all;
+            Decoder& decoder = generator.decoder();
+            std::vector<const Adapter*> rows;
+            const auto kept = adapters_of(adapters);
+            for (const auto& adapter : kept) rows.push_back(adapter.get());
+            RunOptions options;
+            options.adapters = rows;
+            {
+              const nb::gil_scoped_release release;
+              const auto take = [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); };
+              decoder.truncate(0, 0);
+              decoder.score(ids, take, options);
+              decoder.truncate(0, 0);
+            }
+            return bytes_of(std::span<const float>(all));
+          },
+          nb::arg("ids"), nb::arg("adapters") = nb::list());
 
   nb::class_<BatchGenerator>(m, "BatchGenerator")
       .def(

@@ -186,8 +186,9 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
                                       const std::string& matmul_precision, bool packed_files,
                                       const std::string& packed_folder, std::int64_t max_file_bytes,
                                       std::int64_t max_nodes, std::int64_t max_graph_calls,
-                                      std::int64_t max_state_bytes, bool map) {
+                                      std::int64_t max_state_bytes, bool map, std::int64_t max_adapter_rank) {
   LoadOptions options;
+  options.max_adapter_rank = max_adapter_rank;
   options.max_file_bytes = max_file_bytes;
   options.max_nodes = max_nodes;
   options.max_graph_calls = max_graph_calls;
@@ -310,7 +311,8 @@ void bind_flow(nb::module_& m);          // flow.cpp
 void bind_registry(nb::module_& m);      // registry.cpp
 void bind_torch_method(nb::module_& m);  // torch_method.cpp
 void bind_gguf(nb::module_& m);          // gguf.cpp
-void bind_memory(nb::module_& m);        // session_calls.cpp
+void bind_adapters(nb::module_& m);
+void bind_memory(nb::module_& m);  // session_calls.cpp
 void bind_session_calls(nb::module_& m, nb::class_<Session>& session);
 }  // namespace graft
 
@@ -377,7 +379,8 @@ NB_MODULE(_C, m) {
                   nb::arg("packed_folder") = "", nb::arg("max_file_bytes") = LoadOptions{}.max_file_bytes,
                   nb::arg("max_nodes") = LoadOptions{}.max_nodes,
                   nb::arg("max_graph_calls") = LoadOptions{}.max_graph_calls,
-                  nb::arg("max_state_bytes") = LoadOptions{}.max_state_bytes, nb::arg("map") = LoadOptions{}.map)
+                  nb::arg("max_state_bytes") = LoadOptions{}.max_state_bytes, nb::arg("map") = LoadOptions{}.map,
+                  nb::arg("max_adapter_rank") = LoadOptions{}.max_adapter_rank)
       .def_static(
           "from_ir",
           [](const nb::bytes& blob, const nb::dict& weights) {
@@ -398,6 +401,7 @@ NB_MODULE(_C, m) {
       .def("stats", [](const Program& p) { return to_dict(p.stats()); })
       .def("shrink", &Program::shrink, nb::call_guard<nb::gil_scoped_release>());
 
+  bind_adapters(m);
   bind_tokenizer(m);
 
   nb::class_<CancelToken>(m, "CancelToken")

@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "base/check.h"
+#include "graft/adapter.h"
 #include "graft/graft.h"
+#include "python/adapters.h"
 #include "python/values.h"
 #include "python/waiting.h"
 
@@ -33,11 +35,15 @@ class CallOptions {
  public:
   // `arena`: (address, bytes), or None. `profile`: a list that gets the timings, or None. `check`: "", "nan" or
   // "finite". `observe`: called with node, kernel, outputs and results of each launch, or None. `torch`: what it gets
-  // are torch tensors, else numpy arrays.
+  // are torch tensors, else numpy arrays. `adapters`: a list of those of the batch's rows, or one for all.
   CallOptions(double timeout, const CancelToken* cancel, int priority, const nb::object& arena = nb::none(),
               std::vector<std::int64_t> kv_rows = {}, nb::object profile = nb::none(), const std::string& check = "",
-              nb::object observe = nb::none(), bool torch = true)
-      : kv_rows_(std::move(kv_rows)), profile_(std::move(profile)), observe_(std::move(observe)), torch_(torch) {
+              nb::object observe = nb::none(), bool torch = true, const nb::list& adapters = nb::list())
+      : kv_rows_(std::move(kv_rows)),
+        adapters_(adapters_of(adapters)),
+        profile_(std::move(profile)),
+        observe_(std::move(observe)),
+        torch_(torch) {
     options_.cancel = cancel;
     options_.priority = priority;
     GRAFT_CHECK(InvalidArgument, check.empty() || check == "nan" || check == "finite",
@@ -51,6 +57,8 @@ class CallOptions {
                         nb::cast<std::size_t>(fields[1])};
     }
     options_.kv_rows = kv_rows_;
+    for (const auto& adapter : adapters_) rows_.push_back(adapter.get());
+    options_.adapters = rows_;
     if (!profile_.is_none()) options_.profile = &timings_;
   }
   CallOptions(const CallOptions&) = delete;
@@ -66,6 +74,8 @@ class CallOptions {
 
  private:
   std::vector<std::int64_t> kv_rows_;
+  std::vector<std::shared_ptr<const Adapter>> adapters_;
+  std::vector<const Adapter*> rows_;
   void show(const ObservedLaunch& launch) const;
 
   nb::object profile_;
@@ -79,10 +89,10 @@ class CallOptions {
 nb::list run(Session& session, const std::string& method, const nb::list& inputs, const nb::object& place,
              double timeout, const CancelToken* cancel, int priority, const nb::object& arena,
              std::vector<std::int64_t> kv_rows, nb::object profile, const std::string& check, nb::object observe,
-             bool torch) {
+             bool torch, const nb::list& adapters) {
   const std::vector<Value> in = to_values(inputs);
   const CallOptions options(timeout, cancel, priority, arena, std::move(kv_rows), std::move(profile), check,
-                            std::move(observe), torch);
+                            std::move(observe), torch, adapters);
   const auto place_tensors = [&](std::span<Value> outputs) {
     const nb::gil_scoped_acquire acquire;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -133,8 +143,8 @@ void CallOptions::show(const ObservedLaunch& launch) const {
 class SubmittedRun {
  public:
   SubmittedRun(Session& session, const std::string& method, const nb::list& inputs, double timeout,
-               const CancelToken* cancel, int priority, nb::object keep)
-      : options_(timeout, cancel, priority),
+               const CancelToken* cancel, int priority, nb::object keep, const nb::list& adapters)
+      : options_(timeout, cancel, priority, nb::none(), {}, nb::none(), "", nb::none(), true, adapters),
         keep_(std::move(keep)),
         run_(session.submit(method, to_values(inputs), options_.get()).share()) {}
   ~SubmittedRun() {
@@ -196,27 +206,29 @@ void bind_session_calls(nb::module_& m, nb::class_<Session>& session) {
       .def("run", &run, nb::arg("method"), nb::arg("inputs"), nb::arg("place"), nb::arg("timeout") = 0.0,
            nb::arg("cancel").none() = nb::none(), nb::arg("priority") = 0, nb::arg("arena").none() = nb::none(),
            nb::arg("kv_rows") = std::vector<std::int64_t>(), nb::arg("profile").none() = nb::none(),
-           nb::arg("check") = "", nb::arg("observe").none() = nb::none(), nb::arg("torch") = true)
+           nb::arg("check") = "", nb::arg("observe").none() = nb::none(), nb::arg("torch") = true,
+           nb::arg("adapters") = nb::list())
       .def(
           "run_into",
           [](Session& s, const std::string& method, const nb::list& inputs, const nb::list& outputs, double timeout,
-             const CancelToken* cancel) {
+             const CancelToken* cancel, const nb::list& adapters) {
             const std::vector<Value> in = to_values(inputs);
             std::vector<Value> out = to_values(outputs);
-            const CallOptions options(timeout, cancel, 0);
+            const CallOptions options(timeout, cancel, 0, nb::none(), {}, nb::none(), "", nb::none(), true, adapters);
             const nb::gil_scoped_release release;
             s.run_into(method, in, out, options.get());
           },
           nb::arg("method"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout") = 0.0,
-          nb::arg("cancel").none() = nb::none())
+          nb::arg("cancel").none() = nb::none(), nb::arg("adapters") = nb::list())
       .def(
           "submit",
           [](Session& s, const std::string& method, const nb::list& inputs, double timeout, const CancelToken* cancel,
-             int priority, nb::object keep) {
-            return std::make_unique<SubmittedRun>(s, method, inputs, timeout, cancel, priority, std::move(keep));
+             int priority, nb::object keep, const nb::list& adapters) {
+            return std::make_unique<SubmittedRun>(s, method, inputs, timeout, cancel, priority, std::move(keep),
+                                                  adapters);
           },
           nb::arg("method"), nb::arg("inputs"), nb::arg("timeout"), nb::arg("cancel").none(), nb::arg("priority"),
-          nb::arg("keep"), nb::keep_alive<0, 1>())
+          nb::arg("keep"), nb::arg("adapters") = nb::list(), nb::keep_alive<0, 1>())
       .def("plan", &plan, nb::arg("method"), nb::arg("inputs"))
       .def("freeze_input", &Session::freeze_input, nb::arg("method"), nb::arg("input"));
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "load/adapter_impl.h"
 #include "session/call_values.h"
 #include "session/run_observer.h"
 
@@ -69,11 +70,42 @@ KvExtent PlanRunner::kv_extent(const RunOptions& options) {
   return extent;
 }
 
+void PlanRunner::check_adapters(std::span<const Value> inputs, const RunOptions& options) const {
+  if (options.adapters.size() < 2) return;
+  // As src/pass/graph/adapters.cpp finds the batch.
+  const std::vector<ValueInfo>& infos = call_.method->info.inputs;
+  for (std::size_t i = 0; i < infos.size() && i < inputs.size(); ++i) {
+    if (infos[i].kind != Value::Kind::tensor || infos[i].dims.size() < 2) continue;
+    const Shape& shape = inputs[i].tensor.shape;
+    GRAFT_CHECK(InvalidArgument, shape.rank() > 0 && std::ssize(options.adapters) == shape[0], "a batch of ",
+                shape.rank() > 0 ? shape[0] : 0, " got ", options.adapters.size(), " adapters");
+    return;
+  }
+}
+
+void PlanRunner::take_adapters(const RunOptions& options) {
+  control_.adapters.clear();
+  for (const Adapter* const adapter : options.adapters) {
+    if (adapter != nullptr) {
+      GRAFT_CHECK(InvalidArgument, program_.adapters, program_.source,
+                  " was loaded without adapters (LoadOptions::max_adapter_rank)");
+      GRAFT_CHECK(InvalidArgument, AdapterAccess::is_of(*adapter, *program_.adapters),
+                  "an adapter is of another program than ", program_.source);
+    }
+    control_.adapters.push_back(adapter == nullptr ? nullptr : AdapterAccess::list(*adapter).data());
+  }
+  // Where all rows have the same one it need not be known which rows of a layer are whose.
+  const std::vector<const LowRank*>& all = control_.adapters;
+  if (!all.empty() && std::ranges::all_of(all, [&](const LowRank* each) { return each == all.front(); }))
+    control_.adapters.resize(all.front() == nullptr ? 0 : 1);
+}
+
 PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> inputs, const RunOptions& options,
                                   const RunSizes* run) {
   call_.begin = options.profile ? Clock::now() : Clock::time_point{};
   leave_unusable_device();
   call_.describe(program_, method, inputs, counters_);
+  if (run == nullptr) check_adapters(inputs, options);
   if (call_.in_segments()) {
     program_.check_inputs(method, call_.inputs);
     padding_.round_up(call_);
@@ -172,6 +204,7 @@ void PlanRunner::compute(const PreparedCall& call, const RunOptions& options, Pa
   control_.cancel = options.cancel ? options.cancel->flag() : nullptr;
   control_.has_deadline = options.deadline.has_value();
   control_.kv_rows = options.kv_rows;
+  take_adapters(options);
   control_.priority = options.priority;
   control_.outer = RunControl::around_this_thread();
   if (control_.has_deadline) control_.deadline = *options.deadline;

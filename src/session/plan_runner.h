@@ -66,6 +66,9 @@ class PlanRunner {
   void run_on(const PreparedCall& call, std::span<const Value> inputs, std::span<Value> outputs,
               const RunOptions& options, Part part);
   KvExtent kv_extent(const RunOptions& options);
+  // Throws InvalidArgument where there are neither one nor as many as rows in the batch.
+  void check_adapters(std::span<const Value> inputs, const RunOptions& options) const;
+  void take_adapters(const RunOptions& options);
   void compute(const PreparedCall& call, const RunOptions& options, Part part);
   static bool profile(const PreparedCall& call, std::vector<NodeTiming>& timings);
 

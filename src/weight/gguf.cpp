@@ -181,8 +181,9 @@ WeightFile read_gguf(std::shared_ptr<const MappedFile> file) {
   return tensors_of(head.get(), std::move(file));
 }
 
-GgufFile open_gguf(const std::string& path) {
-  std::shared_ptr<const MappedFile> file = MappedFile::open(path);
+GgufFile open_gguf(const std::string& path) { return gguf_of(MappedFile::open(path)); }
+
+GgufFile gguf_of(std::shared_ptr<const MappedFile> file) {
   const Head head = read_head(*file);
   GgufFile out;
   for (std::int64_t i = 0; i < gguf_get_n_kv(head.get()); ++i)

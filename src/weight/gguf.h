@@ -28,5 +28,7 @@ struct GgufFile {
 
 // Throws NotFound or SystemError, which name the file, and InvalidProgram, which does not.
 GRAFT_API GgufFile open_gguf(const std::string& path);
+// Of a file that is open. Throws InvalidProgram.
+GgufFile gguf_of(std::shared_ptr<const MappedFile> file);
 
 }  // namespace graft

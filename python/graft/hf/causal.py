@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from graft.errors import InvalidArgument, Unsupported
-from graft.hf import general_calls
+from graft.hf import adapters, general_calls
 from graft.hf.cache import adopt, state_of
 from graft.hf.guard import Guard, Outdated, Trusted
 from graft.hf.masks import OtherMask, check_gaps, ends_in_padding, padding_after_tokens, real_columns, windows
@@ -48,7 +48,7 @@ _OTHER_WEIGHTS = "the cache was filled with other weights; begin a new one"
 
 def check(model: Any) -> type:
     """The class of a model that can be compiled. Raises Unsupported or InvalidArgument for others."""
-    _check_adapters(model)
+    adapters.refuse_unmerged(model)
     if not isinstance(model, PreTrainedModel):
         raise InvalidArgument(f"graft.compile: expected a model of transformers, found {type(model).__name__}")
     if model.training:
@@ -72,16 +72,6 @@ def check(model: Any) -> type:
             raise InvalidArgument("graft.compile: this model is compiled and its weights were released; load it again")
         kind = kind._uncompiled
     return kind
-
-
-def _check_adapters(model: Any) -> None:
-    module = type(model).__module__
-    parts = model.modules() if isinstance(model, torch.nn.Module) else ()
-    if module.split(".")[0] == "peft" or any(type(part).__module__.split(".")[0] == "peft" for part in parts):
-        raise Unsupported(
-            "graft.compile: expected a model without separate adapters, found unmerged ones of peft; call "
-            "merge_and_unload() and compile what it returns"
-        )
 
 
 def take_over(model: PreTrainedModel, kind: type, release_weights: bool, dtype: torch.dtype | None = None) -> None:
@@ -152,7 +142,7 @@ def restored(kind: type, attributes: dict[str, Any]) -> Any:
 
 def attributes_of(model: Any) -> dict[str, Any]:
     """Those of a compiled model that it had before."""
-    left_out = ("graft", "_graft_guard", "_graft_windows", "_graft_dtype", "_graft_options", "_compiled_call")
+    left_out = ("graft", "_graft_guard", "_graft_lora", "_graft_windows", "_graft_dtype", "_graft_options", "_compiled_call")
     return {name: value for name, value in vars(model).items() if name not in left_out}
 
 
@@ -167,6 +157,7 @@ class Compiled:
 
     _uncompiled: type
     _named: frozenset[str]  # arguments of its forward
+    _graft_lora: adapters.Lora | None = None  # unmerged adapters of peft
 
     def _forward(
         self,
@@ -290,7 +281,10 @@ class Compiled:
         the call goes on with; None: it begins one."""
         engine = self.graft
         begins = state is None or state.columns == 0
-        changed = self._graft_guard.check(self, thorough=begins)
+        if begins and self._graft_lora is not None:
+            self._graft_lora.find()
+        with self._base():
+            changed = self._graft_guard.check(self, thorough=begins)
         if changed is None and not engine.stale:
             if state is not None and state.columns and state.generation != engine.generation:
                 raise Unsupported(f"past_key_values: {_OTHER_WEIGHTS}")
@@ -302,8 +296,13 @@ class Compiled:
             )
         if not begins:
             raise Unsupported(f"weight {changed} was changed, and past_key_values: {_OTHER_WEIGHTS}")
-        engine.load_again(named_tensors(self))
-        self._graft_guard.take_weights(self)
+        with self._base():
+            engine.load_again(named_tensors(self))
+            self._graft_guard.take_weights(self)
+
+    def _base(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, the model is as it was compiled: without adapters."""
+        return contextlib.nullcontext() if self._graft_lora is None else self._graft_lora.hidden()
 
     def _logits(
         self, ids: torch.Tensor, mask: Any, position_ids: Any, cache: Any, to_keep: Any, rule: str | None
@@ -327,6 +326,9 @@ class Compiled:
         after = None if real is None else padding_after_tokens(real)[:, -tokens:][:, keep]
         if after is not None and bool(after.any()) and self.graft.view is not None:
             raise OtherMask("attention_mask: padding after tokens, whose logits only the general route computes")
+        state.adapters = engine.chosen_adapters(rows)
+        if not state.adapters and self._graft_lora is not None:
+            state.adapters = self._graft_lora.chosen(engine.program, rows, thorough=state.columns == 0)
         try:
             logits = state.compute(ids, positions, real, keep)
         finally:
@@ -406,9 +408,12 @@ class Compiled:
         kind = type(self)
         made = memo[id(self)] = kind.__new__(kind)
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        if made._graft_lora is not None:
+            made._graft_lora.find()
         try:
-            self._graft_guard.check(self, thorough=True)
-            made._graft_guard = Guard(made)
+            with self._base(), made._base():
+                self._graft_guard.check(self, thorough=True)
+                made._graft_guard = Guard(made)
         except Unsupported as e:
             made._graft_guard = Outdated(str(e))
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from graft.errors import ExportError, InvalidArgument, Unsupported, raised_by, typed
-from graft.hf import causal
+from graft.hf import adapters, causal
 from graft.hf.engine import Engine
 from graft.hf.program import Progress, engine_of, export, load, prove
 from graft.llm.checkpoint import named_tensors, tied_names
@@ -28,6 +29,7 @@ def compile(  # noqa: A001  (as torch.compile)
     threads: int = 0,
     progress: bool | None = None,
     route: str | None = None,
+    max_adapter_rank: int = 0,
 ) -> Any:
     """Lets graft compute what the model computes, and returns the same object.
 
@@ -51,6 +53,9 @@ def compile(  # noqa: A001  (as torch.compile)
     kv_dtype: how caches are stored: "computed" (f32), "f16", "bf16" or "q8_0".
     threads: 0 means GRAFT_THREADS, else the CPUs that this process may use.
     progress: show a bar; by default when stderr is a terminal.
+    max_adapter_rank: the largest rank of LoRA adapters (`graft.load_adapter`; `model.graft.adapter = "name"` chooses one).
+        A causal language model with unmerged LoRA of peft has at least 64: the base program runs, and what is active in
+        the model (set_adapter, disable_adapter, adapter_names) is added by row.
     route: "fast" or "general" alone; by default the fast one where it fits. Of models that generate from texts alone and
         with pictures or sound (Gemma 3) the fast route takes texts alone.
 
@@ -61,14 +66,17 @@ def compile(  # noqa: A001  (as torch.compile)
 
     if route not in (None, "fast", "general"):
         raise InvalidArgument(f"graft.compile: expected the route 'fast' or 'general', found {route!r}")
+    if not isinstance(max_adapter_rank, int) or max_adapter_rank < 0:
+        raise InvalidArgument(f"graft.compile: expected a max_adapter_rank of at least 0, found {max_adapter_rank!r}")
+    given, model = model, adapters.base_of(model)
     if encoder.is_wrapped(model) or encoder.is_encoder(model):
+        adapters.refuse_unmerged(model)
         if route is not None:
             raise InvalidArgument("graft.compile: route is for models that generate")
-        if max_length is not None or kv_dtype != "computed":
-            raise InvalidArgument("graft.compile: max_length and kv_dtype are for models with a cache")
+        if max_length is not None or kv_dtype != "computed" or max_adapter_rank:
+            raise InvalidArgument("graft.compile: max_length, kv_dtype and max_adapter_rank are for models with a cache")
         return encoder.compile_encoder(model, quantize, device, buckets, release_weights, threads, progress)
-    kind = causal.check(model)
-    started = time.perf_counter()
+    lora = adapters.Lora(model) if adapters.unmerged(model) is not None else None
     options = dict(
         max_length=max_length,
         quantize=quantize,
@@ -79,23 +87,44 @@ def compile(  # noqa: A001  (as torch.compile)
         threads=threads,
         progress=progress,
         route=route,
+        max_adapter_rank=max_adapter_rank,
     )
-    with Progress(progress) as say:
+    with contextlib.nullcontext() if lora is None else lora.hidden():
+        _compile_causal(model, lora, options)
+    return given
+
+
+def _compile_causal(model: Any, lora: adapters.Lora | None, options: dict[str, Any]) -> None:
+    """lora: its layers of peft, which are hidden."""
+    from graft.hf import encoder
+
+    kind = causal.check(model)
+    started = time.perf_counter()
+    route, rank = options["route"], options["max_adapter_rank"]
+    needs_fast = route == "fast" or lora is not None or rank > 0
+    with Progress(options["progress"]) as say:
         if route == "general" or encoder.is_conditional(model):
             more = f"{kind.__name__} goes on from more than a text"
             refused = Unsupported("it was asked for the general one" if route == "general" else more)
-            if route == "fast":
-                raise Unsupported(f"graft.compile: {more}, which only the general route does")
-            return _general(model, kind, options, say, refused)
+            if needs_fast:
+                raise Unsupported(
+                    f"graft.compile: {refused}, and only the fast route runs adapters"
+                    if route != "fast"
+                    else f"graft.compile: {more}, which only the general route does"
+                )
+            _general(model, kind, options, say, refused)
+            return
         try:
-            model.graft = _fast(model, kind, options, started, say)
+            engine = _fast(model, kind, options, started, say, max(rank, lora.rank) if lora is not None else rank)
         except (ExportError, Unsupported) as refused:
-            if route == "fast":
+            if needs_fast:
                 raise
-            return _general(model, kind, options, say, refused)
+            _general(model, kind, options, say, refused)
+            return
+    model.graft = engine
     model._graft_options = options
-    causal.take_over(model, kind, release_weights)
-    return model
+    model._graft_lora = lora
+    causal.take_over(model, kind, options["release_weights"])
 
 
 def _general(model: Any, kind: type, options: Mapping[str, Any], say: Any, refused: Exception) -> Any:
@@ -115,7 +144,8 @@ def _general(model: Any, kind: type, options: Mapping[str, Any], say: Any, refus
             raise
 
 
-def _fast(model: Any, kind: type, options: Mapping[str, Any], started: float, say: Any) -> Engine:
+def _fast(model: Any, kind: type, options: Mapping[str, Any], started: float, say: Any, rank: int) -> Engine:
+    """rank: the largest of adapters; 0: there are none."""
     from graft.hf import general
 
     quantize, device = options["quantize"], options["device"]
@@ -126,7 +156,7 @@ def _fast(model: Any, kind: type, options: Mapping[str, Any], started: float, sa
 
         def of_plain() -> Any:
             if not loaded:
-                loaded.append(load(plain, tensors, [], device or "", say))
+                loaded.append(load(plain, tensors, [], device or "", say, rank))
             return loaded[0]
 
         verdict = prove(model, kind, plain, of_plain, lambda _, tensor: tensor, device or "", say)
@@ -134,12 +164,12 @@ def _fast(model: Any, kind: type, options: Mapping[str, Any], started: float, sa
             exported, program = plain, of_plain()
         else:
             exported = _exported(model, kind, tensors, quantize, say)
-            program = load(exported, tensors, [], device or "", say)
+            program = load(exported, tensors, [], device or "", say, rank)
     reload = None
     if quantize is None and not options["release_weights"]:
 
         def reload(tensors: Mapping[str, torch.Tensor]) -> Any:
-            return load(exported, tensors, [], device or "", lambda _: None)
+            return load(exported, tensors, [], device or "", lambda _: None, rank)
 
     return engine_of(
         program,
@@ -151,7 +181,7 @@ def _fast(model: Any, kind: type, options: Mapping[str, Any], started: float, sa
         kv_dtype=options["kv_dtype"],
         positions=verdict["positions"],
         reload=reload,
-        view=None if reload is None else general.view,
+        view=None if reload is None or rank else general.view,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from graft import _C
 from graft._dtypes import NUMBER_OF
+from graft.adapters import Adapters, Choice
 from graft.errors import InvalidArgument
 from graft.hf.chunks import chunks
 from graft.hf.lengths import Lengths
@@ -67,6 +68,10 @@ class Engine:
         if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
             raise InvalidArgument(f"max_length: expected at least 1 token, found {max_length!r}")
         self.program = program
+        #: LoRA adapters by name; see `graft.load_adapter`.
+        self.adapters = Adapters(program)
+        #: The name of one that calls have from now on, or a name or None for each row of a batch.
+        self.adapter: Choice = None
         self.layers = tuple(layers)
         self.vocab_size = vocab_size
         self.lengths = lengths
@@ -110,6 +115,7 @@ class Engine:
         program = self.reload(tensors)
         with self._lock:
             self.program, self.generation, self.stale = program, self.generation + 1, False
+            self.adapters.move_to(program)
             if self.general is not None:
                 self.counts["general_calls"] += self.general.counts["calls"]
                 self.general = None
@@ -118,6 +124,13 @@ class Engine:
         for session in idle:
             self._count(session)
             session.close()
+
+    def chosen_adapters(self, rows: int) -> list[Any]:
+        """Those that `adapter` names, for a batch of so many rows."""
+        chosen = self.adapters.chosen(self.adapter)
+        if len(chosen) > 1 and len(chosen) != rows:
+            raise InvalidArgument(f"graft.adapter: expected one name or one of each of the {rows} rows, found {len(chosen)}")
+        return chosen
 
     def new_state(self, kinds: Sequence[Kind], dtype: torch.dtype) -> State:
         return State(self, kinds, dtype)
@@ -186,10 +199,16 @@ class Engine:
         return sum(1 for _ in chunks(tokens, self.buckets)) if self.buckets else 1
 
     def run(
-        self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
+        self,
+        session: _C.Session,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cached: torch.Tensor,
+        keep: torch.Tensor,
+        adapters: Sequence[Any] = (),
     ) -> torch.Tensor:
         """ids, positions, cached [B, T] (cached: token of the cache, -1 for padding), keep [K] along T, all int64 and
-        contiguous -> logits [B, K, V] f32."""
+        contiguous -> logits [B, K, V] f32. adapters: none, one, or one or None per row."""
         rows, tokens = ids.shape
         kept = keep.shape[0]
         logits = torch.empty(rows, kept, self.vocab_size, dtype=torch.float32)
@@ -204,6 +223,7 @@ class Engine:
                 (keep.data_ptr(), _I64, (kept,)),
             ],
             [(logits.data_ptr(), _F32, (rows, kept, self.vocab_size))],
+            adapters=list(adapters),
         )
         milliseconds = (time.perf_counter() - started) * 1e3
         plan = self._plans.setdefault((rows, tokens, kept), [0, 0.0])
@@ -212,12 +232,18 @@ class Engine:
         return logits
 
     def run_chunks(
-        self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
+        self,
+        session: _C.Session,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cached: torch.Tensor,
+        keep: torch.Tensor,
+        adapters: Sequence[Any] = (),
     ) -> torch.Tensor:
         """The same in calls whose lengths are those of the buckets, padded on the left."""
         rows, total = ids.shape
         if not self.buckets:
-            return self.run(session, ids, positions, cached, keep)
+            return self.run(session, ids, positions, cached, keep, adapters)
         results, places = [], []
         wanted = keep.tolist()
         for chunk in chunks(total, self.buckets):
@@ -229,6 +255,7 @@ class Engine:
                 session,
                 *(_padded(t[:, begin:end], padding, fill) for t, fill in ((ids, 0), (positions, 0), (cached, -1))),
                 torch.tensor(kept),
+                adapters,
             )
             self.counts["padded_tokens"] += padding * rows
             if here:

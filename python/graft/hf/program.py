@@ -173,7 +173,12 @@ def _check_windows(model: torch.nn.Module, program: torch.export.ExportedProgram
 
 
 def load(
-    exported: Exported, tensors: Mapping[str, torch.Tensor], files: list[Path], device: str, say: Callable[[str], None]
+    exported: Exported,
+    tensors: Mapping[str, torch.Tensor],
+    files: list[Path],
+    device: str,
+    say: Callable[[str], None],
+    max_adapter_rank: int = 0,
 ) -> _C.Program:
     """tensors: in memory, by key; they stay alive as long as the program."""
     owner: list[Any] = []
@@ -192,6 +197,7 @@ def load(
         device=device,
         on_phase=lambda phase: say(f"loading: {phase}"),
         matmul_precision=torch.get_float32_matmul_precision(),
+        max_adapter_rank=max_adapter_rank,
     )
 
 

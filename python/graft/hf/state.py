@@ -45,7 +45,13 @@ class Sessions(Protocol):
     def give_back(self, session: _C.Session, generation: int) -> None: ...
 
     def run_chunks(
-        self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
+        self,
+        session: _C.Session,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        cached: torch.Tensor,
+        keep: torch.Tensor,
+        adapters: Sequence[Any] = (),
     ) -> torch.Tensor: ...
 
 
@@ -110,6 +116,7 @@ class State:
         self.real: torch.Tensor | None = None  # bool [rows, columns]; None: all are tokens
         self.session: _C.Session | None = None
         self.generation = 0  # of the engine's weights, those of the tokens held
+        self.adapters: Sequence[Any] = ()  # of the next run: none, one, or one or None per row
         self._capacity = 0
         self._release: Any = None
         limits = [kind.size for kind in kinds if kind.static and not kind.sliding]
@@ -196,11 +203,11 @@ class State:
         self.prepare(rows, self.columns + tokens)
         cached, order = self._cache_positions(real, tokens)
         if order is None:
-            logits = self.engine.run_chunks(self.session, ids.contiguous(), positions, cached, keep)
+            logits = self.engine.run_chunks(self.session, ids.contiguous(), positions, cached, keep, self.adapters)
         else:
             self.engine.counts["rearranged"] += 1
             moved = (t.gather(1, order).contiguous() for t in (ids, positions, cached))
-            logits = self.engine.run_chunks(self.session, *moved, torch.arange(tokens))
+            logits = self.engine.run_chunks(self.session, *moved, torch.arange(tokens), self.adapters)
             back = order.argsort(1)[:, keep]
             logits = logits.gather(1, back[:, :, None].expand(-1, -1, logits.shape[2]))
         self.columns += tokens

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graft import _C
+from graft.adapters import Adapters, Choice, rank_for
 from graft.runtime import arrays
 
 if TYPE_CHECKING:
@@ -56,13 +57,23 @@ class _Generator:
         buckets: Sequence[int] = (),
         stages: Sequence[str] = (),
         secret: str = "",
+        max_adapter_rank: int = 0,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
         files = [os.fspath(file) for file in weights]
         precision = arrays.matmul_precision()
-        self.model: Any = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
+        rank = rank_for(adapters or {}, max_adapter_rank)
+        self.model: Any = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision, rank)
+        #: LoRA adapters by name; see `graft.load_adapter`.
+        self.adapters = Adapters(self.model.program)
+        for name, adapter in (adapters or {}).items():
+            self.adapters.load(name, adapter)
         rows = self._rows if rows is None else rows
         settings = threads, rows, length, kv_type, prefill_chunk_size, list(buckets), list(stages), secret
         self._generator: Any = self._type(self.model, *settings, *self._own)
+
+    def _settings(self, settings: dict[str, Any], adapter: Choice) -> dict[str, Any]:
+        return settings if adapter is None else {**settings, "adapters": self.adapters.chosen(adapter)}
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -83,7 +94,8 @@ class TextGenerator(_Generator):
     stored: computed (as the model computes them), f32, f16, bf16 or q8_0. prefill_chunk_size: tokens of a prompt that are
     computed at once. buckets: widths, ascending, up to that, which runs of a prompt are padded up to: prompts of all lengths
     share as many plans. By default each length has its own. stages: where the other stages of the model run (docs/stages.md):
-    "HOST:PORT" or "unix:PATH" of each in order. secret: that these know.
+    "HOST:PORT" or "unix:PATH" of each in order. secret: that these know. max_adapter_rank: the largest rank of LoRA adapters
+    (`graft.load_adapter`), 0: there are none. adapters: those to begin with, paths by name; the rank is then 64 by default.
     """
 
     _type, _rows = _C.TextGenerator, 1
@@ -94,22 +106,30 @@ class TextGenerator(_Generator):
         *,
         on_text: Callable[[str], None] | None = None,
         cancel: _C.CancelToken | None = None,
+        adapter: str | None = None,
         **settings: Any,
     ) -> Generation:
         """Generates from one prompt: a string, token ids, or chat messages ({"role": ..., "content": ...}). on_text:
-        called with new text as it comes. settings: max_new_tokens, temperature, top_k, top_p, min_p,
+        called with new text as it comes. adapter: name of one of `adapters`. settings: max_new_tokens, temperature, top_k, top_p, min_p,
         repetition_penalty, seed, ignore_eos, eos_token_ids, stop_strings, skip_special_tokens,
         prompt_lookup_num_tokens, max_matching_ngram_size, do_sample, as in Hugging Face's GenerationConfig; a
         temperature of 0 is greedy. Defaults are those of the model's generation_config.json, else greedy.
         """
         show = None if on_text is None else lambda _, text: on_text(text.decode())
-        return self._run([_ids(self.model, prompt)], settings, show, cancel)[0]
+        return self._run([_ids(self.model, prompt)], self._settings(settings, adapter), show, cancel)[0]
 
     def generate_batch(
-        self, prompts: Iterable[Any], *, cancel: _C.CancelToken | None = None, **settings: Any
+        self,
+        prompts: Iterable[Any],
+        *,
+        cancel: _C.CancelToken | None = None,
+        adapter: Choice = None,
+        **settings: Any,
     ) -> list[Generation]:
-        """One generation per prompt, computed as a batch. At most `rows` prompts."""
-        return self._run([_ids(self.model, prompt) for prompt in prompts], settings, None, cancel)
+        """One generation per prompt, computed as a batch. At most `rows` prompts. adapter: name of one of `adapters` for
+        all of them, or a name or None for each."""
+        ids = [_ids(self.model, prompt) for prompt in prompts]
+        return self._run(ids, self._settings(settings, adapter), None, cancel)
 
     def generate_from_features(
         self, features: Array, *, cancel: _C.CancelToken | None = None, **settings: Any
@@ -119,10 +139,10 @@ class TextGenerator(_Generator):
         begin = self._generator.encode_features(plain.tobytes(), list(plain.shape))
         return self._run([list(begin) for _ in range(plain.shape[0])], settings, None, cancel)
 
-    def logits(self, ids: Sequence[int]) -> Array:
+    def logits(self, ids: Sequence[int], *, adapter: str | None = None) -> Array:
         """Those of every token [len(ids), vocabulary], f32: a torch tensor in a program that has imported torch, else a
         numpy array."""
-        return _of_f32(self._generator.logits(list(ids))).reshape(len(ids), -1)
+        return _of_f32(self._generator.logits(list(ids), self.adapters.chosen(adapter))).reshape(len(ids), -1)
 
     def _run(self, prompts: list[list[int]], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
         results = self._generator.generate(prompts, settings, show, cancel)
@@ -162,12 +182,13 @@ class BatchGenerator(_Generator):
         prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
         *,
         on_text: Callable[[str], None] | None = None,
+        adapter: str | None = None,
         **settings: Any,
     ) -> int:
-        """Queues a request; prompt and settings as in TextGenerator.generate. Returns its number. An exception from
-        on_text ends the request and is raised by step()."""
+        """Queues a request; prompt, adapter and settings as in TextGenerator.generate. Returns its number. An exception
+        from on_text ends the request and is raised by step()."""
         show = None if on_text is None else lambda text: on_text(text.decode())
-        return self._generator.submit(_ids(self.model, prompt), settings, show)
+        return self._generator.submit(_ids(self.model, prompt), self._settings(settings, adapter), show)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
         """Computes a chunk of one prompt or a token of every sequence that has begun, in turn where there is both. False

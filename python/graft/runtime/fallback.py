@@ -148,7 +148,7 @@ class _FallbackMethod(Method):
 
 
 _CALL_OPTIONS = frozenset(
-    {"timeout", "cancel", "arena", "kv_rows", "profile", "priority", "check", "observe", "observe_results"}
+    {"timeout", "cancel", "arena", "kv_rows", "profile", "priority", "check", "observe", "observe_results", "adapter"}
 )
 _SESSION_CALLS = (
     "states", "kv_lengths", "kv_truncate", "kv_shortest", "kv_select", "kv_resize", "fork", "save", "restore", "stats",

@@ -17,6 +17,7 @@ import numpy as np
 
 from graft import _C, _pytree, executorch
 from graft._fb.DType import DType
+from graft.adapters import Adapters, Choice, rank_for
 from graft.errors import InvalidArgument, InvalidProgram, Unsupported, typed
 from graft.runtime import arrays
 from graft.runtime.arrays import NUMPY, TORCH, Arrays
@@ -126,8 +127,9 @@ def _arrangement(info: Mapping[str, Any], key: str, items: str) -> _pytree.TreeS
 class Method:
     """One method of a loaded package. Calls with the arguments that the module's `forward` took at export."""
 
-    def __init__(self, session: _C.Session, info: Mapping[str, Any], copies: Copies) -> None:
+    def __init__(self, session: _C.Session, info: Mapping[str, Any], copies: Copies, adapters: Adapters | None = None) -> None:
         self._session = session
+        self._adapters = adapters
         self._copies = copies
         self._info = info
         self.name: str = info["name"]
@@ -173,6 +175,7 @@ class Method:
         check: str | None = None,
         observe: Callable[[str, str, list[Array]], None] | None = None,
         observe_results: Callable[[str, int, Array], None] | None = None,
+        adapter: Choice = None,
         **kwargs: Any,
     ) -> Any:
         """Runs the method. Results are torch tensors when an argument is one, and numpy arrays when those among the
@@ -188,9 +191,10 @@ class Method:
         kernel makes NaN (or infinity) of inputs without it. `observe(node, kernel, outputs)`: called after each kernel
         with copies of what it computed; of nodes that were fused the first or the last gives the name.
         `observe_results(node, i, value)`: called with a copy of result i of each PyTorch node that a kernel completed; a
-        node that was fused into a later one has none.
+        node that was fused into a later one has none. `adapter`: name of one of `Model.adapters` for all rows of the batch,
+        or a name or None for each.
         """
-        plain = not kwargs and not priority and out is timeout is cancel is arena is kv_rows is profile is None
+        plain = not kwargs and not priority and adapter is out is timeout is cancel is arena is kv_rows is profile is None
         plain = plain and check is observe is observe_results is None
         if self._may_be_direct and len(args) == self._leaves and plain:
             direct = self._direct or self._made_direct()
@@ -215,7 +219,7 @@ class Method:
         lent = None if arena is None else self._lent(arena)
         values = self._session.run(
             self.name, inputs, place, timeout or 0.0, cancel, priority, lent, list(kv_rows or ()), timings, check or "",
-            _observer(observe, observe_results), kind is TORCH,
+            _observer(observe, observe_results), kind is TORCH, self._chosen(adapter),
         )  # fmt: skip
         if profile is not None:
             profile.extend(Timing(*timing) for timing in timings or ())
@@ -246,13 +250,15 @@ class Method:
         timeout: float | None = None,
         cancel: CancelToken | None = None,
         priority: int = 0,
+        adapter: Choice = None,
         **kwargs: Any,
     ) -> Submitted:
         """Queues a call and returns at once; calls of one model run in the order of submission. The arguments must not
         change until it ends. The options are those of a call. Raises `graft.Busy` when `queue_capacity` calls (`graft.LoadOptions`) wait already."""
         keep: list[Any] = []
         inputs = self._inputs(args, kwargs, keep)
-        run = self._session.submit(self.name, inputs, timeout or 0.0, cancel, priority, [cancel, *keep])
+        chosen = self._chosen(adapter)
+        run = self._session.submit(self.name, inputs, timeout or 0.0, cancel, priority, [cancel, *keep], chosen)
         of_torch = self._results(keep) is TORCH
         return Submitted(run, of_torch, self._arranged)
 
@@ -285,6 +291,9 @@ class Method:
         included, and the plans are those of the segments that ran."""
         keep: list[Any] = []
         return self._session.stored_plans(self.name, self._inputs(args, kwargs, keep))
+
+    def _chosen(self, adapter: Choice) -> list[Any]:
+        return [] if adapter is None or self._adapters is None else self._adapters.chosen(adapter)
 
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any], keep: list[Any]) -> list[Any]:
         """As the engine takes them; `keep` gets what must stay alive while it reads them."""
@@ -337,12 +346,22 @@ def _observer(observe: Callable[..., None] | None, observe_results: Callable[...
 class Model:
     """A loaded package: one session on one program. Methods are attributes; calling the model calls `forward`."""
 
-    def __init__(self, program: _C.Program, session: _C.Session, *, strict_zero_copy: bool = False) -> None:
+    def __init__(
+        self,
+        program: _C.Program,
+        session: _C.Session,
+        *,
+        strict_zero_copy: bool = False,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._program = program
         self._session = session
         self._copies = Copies(strict_zero_copy)
+        #: LoRA adapters by name; see `graft.load_adapter`.
+        self.adapters = adapters or Adapters(program)
         self.methods: dict[str, Method] = {
-            name: Method(session, program.method(name), self._copies) for name in program.method_names()
+            name: Method(session, program.method(name), self._copies, self.adapters)
+            for name in program.method_names()
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -407,7 +426,8 @@ class Model:
 
     def fork(self) -> Model:
         """Another model of the same program with copies of the states."""
-        return Model(self._program, self._session.fork(), strict_zero_copy=self._copies.strict)
+        fork = self._session.fork()
+        return Model(self._program, fork, strict_zero_copy=self._copies.strict, adapters=self.adapters)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all states to a file."""
@@ -489,6 +509,7 @@ def load(
     kv_rows: int = 1,
     kv_length: int = 4096,
     kv_dtype: str = "computed",
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     options: LoadOptions | None = None,
 ) -> Model:
     """Loads a package that `graft.export` wrote, ready to be called.
@@ -515,6 +536,8 @@ def load(
     kv_rows: sequences in the KV cache, for programs with attention over one.
     kv_length: tokens per sequence. `Model.kv_resize` changes both.
     kv_dtype: how keys and values are stored: "computed" (as the model computes them), "f32", "f16", "bf16" or "q8_0".
+    adapters: LoRA adapters to begin with, paths by name; see `graft.load_adapter`, and max_adapter_rank of
+        `graft.LoadOptions`, which is 64 by default where there are some.
     options: what is rarely set; see `graft.LoadOptions`.
 
     ExecuTorch's runtime runs the methods of a package with nodes that graft does not run (`allow_fallback` of
@@ -563,6 +586,7 @@ def load(
             matmul_precision=arrays.matmul_precision(),
             packed_files=options.packed_files,
             packed_folder=os.fspath(options.packed_folder),
+            max_adapter_rank=rank_for(adapters or {}, options.max_adapter_rank),
         )
     except Unsupported:
         interface = _C.package_interface(source)
@@ -578,7 +602,7 @@ def load(
             interface,
             weights=files,
             options=options,
-            refused={"tensors": tensors, "buckets": buckets, "padding": padding},
+            refused={"tensors": tensors, "buckets": buckets, "padding": padding, "adapters": adapters},
             delegate={"threads": threads, "device": device, "seed": seed, **delegate},
         )
     session = _C.Session(
@@ -597,7 +621,10 @@ def load(
         states=options.states,
         queue_capacity=options.queue_capacity,
     )
-    return Model(program, session, strict_zero_copy=options.strict_zero_copy)
+    model = Model(program, session, strict_zero_copy=options.strict_zero_copy)
+    for name, adapter in (adapters or {}).items():
+        model.adapters.load(name, adapter)
+    return model
 
 
 def register_op(target: str, model: Model, method: str = "forward") -> None:

@@ -33,6 +33,9 @@ class LoadOptions:
         strict_zero_copy: an input that would have to be copied (its layout or alignment), and a method in segments, whose
             outputs would be, is a `graft.InvalidArgument`. Without, `Model.counters` counts copies (io_copies).
 
+    LoRA:
+        max_adapter_rank: the largest rank of adapters (`graft.load_adapter`), 0: there are none.
+
     Files:
         map: map files, so that processes share their pages. A mapped file that somebody truncates ends the process
             (SIGBUS) when a page that is gone is used. False: they are read into memory, which costs their size and is
@@ -81,6 +84,7 @@ class LoadOptions:
     queue_capacity: int = 16
     kv_window_slack: int = 512
     kv_encoder_length: int = 4096
+    max_adapter_rank: int = 0
     on_phase: Callable[[str], None] | None = None
 
 
