@@ -129,8 +129,8 @@ class Lora:
         return [made[name] for name in names]
 
     def _names_by_row(self) -> Sequence[str] | None:
-        """peft hands adapter_names on as arguments of hooks."""
-        for hook in self._layers[0][1]._forward_pre_hooks.values() if self._layers else ():
+        """peft hands adapter_names on as arguments of hooks, of which the last one counts."""
+        for hook in reversed(self._layers[0][1]._forward_pre_hooks.values()) if self._layers else ():
             if not isinstance(hook, functools.partial):
                 continue
             if hook.keywords.get("alora_offsets") is not None:

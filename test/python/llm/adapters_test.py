@@ -73,8 +73,8 @@ def test_without_adapters_nothing_changes(llama):
     _, package, _ = llama
     without, with_rank = generator_of(package), generator_of(package, max_adapter_rank=8)
     same(without.logits(IDS), with_rank.logits(IDS), 1e-6)
-    assert "add_adapter" not in without.model.program.describe(True)
-    assert "add_adapter" in with_rank.model.program.describe(True)
+    assert "graft add_adapter" not in without.model.program.describe(True)
+    assert "graft add_adapter" in with_rank.model.program.describe(True)
 
 
 @pytest.mark.parametrize("kind", ["phi3", "gpt2", "qwen3", "gemma2"])
