@@ -56,8 +56,9 @@ int chat(const ChatArgs& args) {
     talk(args.system, answer, [] {});
     return 0;
   }
-  const auto model = load_model(args.model);
-  const GenerationOptions options = settled(args.decode, model->info());
+  const auto model = load_model(args.model, &args.decode);
+  GenerationOptions options = settled(args.decode, model->info());
+  options.adapters = load_adapters(args.decode, model, 1);
   const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
   const std::int64_t context = args.decode.context > 0 ? args.decode.context : model->info().context_length;
   TextGenerator generator(model, decoder_options(args.model, args.decode, 1, context));

@@ -83,10 +83,10 @@ int generate(const GenerateArgs& args) {
   const auto start = Clock::now();
   const CancelToken cancel;
   const CancelOnInterrupt guard(cancel);
-  const auto model = load_model(args.model);
+  const auto model = load_model(args.model, &args.decode);
   Speeds speeds;
   speeds.load_seconds = seconds_since(start);
-  const GenerationOptions options = settled(args.decode, model->info());
+  GenerationOptions options = settled(args.decode, model->info());
   const auto& encoder = model->info().encoder;
   std::optional<Array> features;
   if (!args.features_file.empty()) {
@@ -96,6 +96,7 @@ int generate(const GenerateArgs& args) {
   const auto prompts =
       features ? std::vector(static_cast<std::size_t>(features->tensor.shape[0]), encoder->decoder_start_token_ids)
                : encode_prompts(args, *model);
+  options.adapters = load_adapters(args.decode, model, prompts.size());
   std::int64_t longest = 0;
   for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
   const std::int64_t encoder_length = encoder && !features ? longest : 0;
@@ -115,7 +116,11 @@ int generate(const GenerateArgs& args) {
   TextGenerator generator(model, decoder);
   if (args.all_logits && encoder) fail("--all-logits: not of a model with an encoder");
   if (args.all_logits) print_logits(generator, prompts, cancel);
-  if (features) generator.decoder().encode(features->tensor);
+  if (features) {
+    std::vector<const Adapter*> adapters;
+    for (const auto& adapter : options.adapters) adapters.push_back(adapter.get());
+    generator.decoder().encode(features->tensor, {.adapters = adapters});
+  }
   const bool stream = prompts.size() == 1;
   const auto on_text = [&](std::size_t, std::string_view text) {
     if (stream) std::cout << text << std::flush;

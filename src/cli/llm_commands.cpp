@@ -11,6 +11,7 @@ constexpr const char* kGenerateNotes = R"(Examples:
   graft generate model.pte --prompt "Once upon a time" --max-new-tokens 200
   graft generate model.pte --prompt A --prompt B --do-sample --temperature 0.8 --top-p 0.95 --seed 7
   graft generate model.pte --messages chat.json --stats
+  graft generate model.pte --lora sql=adapter --prompt A --prompt B --adapter sql --adapter -
 
 The settings have Hugging Face's names and meaning. The token with the largest logit is taken unless --do-sample or a
 --temperature above 0 is given; nothing is cut off unless --top-k, --top-p or --min-p says so. An empty prompt means the
@@ -92,6 +93,16 @@ void add_decode_options(CLI::App& command, DecodeArgs& args) {
   command.add_flag("--stats", args.stats, "print speeds, plans and memory to stderr");
 }
 
+void add_adapter_options(CLI::App& command, DecodeArgs& args, const std::string& about_choice) {
+  command
+      .add_option("--lora", args.adapters,
+                  "NAME=PATH: a LoRA adapter, a folder of peft's or a .gguf, beside the weights; repeat for more")
+      ->type_name("NAME=PATH")
+      ->allow_extra_args(false);
+  command.add_option("--adapter", args.chosen, about_choice)->type_name("NAME")->allow_extra_args(false);
+  add_adapter_rank_option(command, args.max_adapter_rank);
+}
+
 void note_given(const CLI::App& command, DecodeArgs& args) {
   for (const CLI::Option* option : command.get_options())
     if (option->count() > 0) args.given.push_back(option->get_name());
@@ -123,6 +134,9 @@ LlmCommands::LlmCommands(CLI::App& app) {
   generate_->footer(kGenerateNotes);
   add_model_options(*generate_, generate_args_.model, true);
   add_decode_options(*generate_, generate_args_.decode);
+  add_adapter_options(
+      *generate_, generate_args_.decode,
+      "which of --lora answers, - for none; repeat for one per prompt (default: where there is one, it)");
   generate_->add_option("--prompt", generate_args_.prompts, "the text to continue; repeat for a batch")
       ->type_name("TEXT")
       ->allow_extra_args(false);
@@ -146,6 +160,8 @@ LlmCommands::LlmCommands(CLI::App& app) {
   add_model_options(*chat_, chat_args_.model, true);
   chat_->get_option("FILE")->required(false);
   add_decode_options(*chat_, chat_args_.decode);
+  add_adapter_options(*chat_, chat_args_.decode,
+                      "which of --lora answers, - for none (default: where there is one, it)");
   chat_->add_option("--server", chat_args_.server, "talk with a model of this server, and load none")
       ->type_name("http://HOST:PORT");
   chat_->add_option("--model", chat_args_.server_model, "its name there (default: the server's first)")

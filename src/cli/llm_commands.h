@@ -19,6 +19,9 @@ struct ModelArgs : LoadArgs {
 };
 
 struct DecodeArgs {
+  std::vector<std::string> adapters;  // NAME=PATH
+  std::vector<std::string> chosen;    // of their names: one for all prompts, or one per prompt; "-": none
+  std::int64_t max_adapter_rank = kAdapterRank;
   GenerationOptions options;       // see settled()
   std::vector<std::string> given;  // flags on the command line
   bool do_sample = false;
@@ -107,7 +110,13 @@ class LlmCommands {
 
 inline constexpr int kInterrupted = 130;  // exit code, as shells have it for Ctrl-C
 
-std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args);
+// `decode`: of a command that takes adapters.
+std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args, const DecodeArgs* decode = nullptr);
+// Loads the adapters, and gives those of so many prompts: GenerationOptions::adapters. Throws CLI::ParseError for names
+// that there are not.
+std::vector<std::shared_ptr<const Adapter>> load_adapters(const DecodeArgs& args,
+                                                          const std::shared_ptr<const LanguageModel>& model,
+                                                          std::size_t prompts);
 DecoderOptions decoder_options(const ModelArgs& model, const DecodeArgs& decode, std::int64_t rows,
                                std::int64_t length);
 std::string read_text(const std::string& path);  // "-": stdin

@@ -1,5 +1,6 @@
 #include <sys/resource.h>
 
+#include <CLI/CLI.hpp>
 #include <csignal>
 #include <fstream>
 #include <iostream>
@@ -35,8 +36,39 @@ CancelOnInterrupt::~CancelOnInterrupt() {
   interrupted = nullptr;
 }
 
-std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args) {
-  return LanguageModel::load(args.file, load_options_of(args), args.tokenizer);
+std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args, const DecodeArgs* decode) {
+  LoadOptions options = load_options_of(args);
+  if (decode != nullptr && !decode->adapters.empty()) options.max_adapter_rank = decode->max_adapter_rank;
+  return LanguageModel::load(args.file, options, args.tokenizer);
+}
+
+std::vector<std::shared_ptr<const Adapter>> load_adapters(const DecodeArgs& args,
+                                                          const std::shared_ptr<const LanguageModel>& model,
+                                                          std::size_t prompts) {
+  Adapters adapters(model->program());
+  for (const std::string& given : args.adapters) {
+    const std::size_t sign = given.find('=');
+    if (sign == std::string::npos || sign == 0 || sign + 1 == given.size())
+      throw CLI::ValidationError("--lora", "'" + given + "' is not NAME=PATH");
+    const std::string name = given.substr(0, sign);
+    if (adapters.has(name)) throw CLI::ValidationError("--lora", "two adapters have the name '" + name + "'");
+    adapters.load(name, given.substr(sign + 1));
+  }
+  const std::vector<std::string> names = adapters.names();
+  std::vector<std::string> chosen = args.chosen;
+  if (chosen.empty() && names.size() > 1)
+    throw CLI::ValidationError("--adapter", "which of the adapters of --lora answers? (--adapter NAME, - for none)");
+  if (chosen.empty()) chosen = names;
+  if (chosen.size() > 1 && chosen.size() != prompts)
+    throw CLI::ValidationError("--adapter",
+                               str("expected one, or one for each of ", prompts, " prompts, found ", chosen.size()));
+  std::vector<std::shared_ptr<const Adapter>> out;
+  for (const std::string& name : chosen) {
+    if (name != "-" && !adapters.has(name))
+      throw CLI::ValidationError("--adapter", "there is no '" + name + "' among those of --lora");
+    out.push_back(name == "-" ? nullptr : adapters.find(name));
+  }
+  return out;
 }
 
 DecoderOptions decoder_options(const ModelArgs& model, const DecodeArgs& decode, std::int64_t rows,

@@ -90,6 +90,13 @@ void add_decoder_options(CLI::App& command, DecoderOptions& decoder, std::string
   add_kv_type_option(command, kv_type);
 }
 
+void add_adapter_rank_option(CLI::App& command, std::int64_t& rank) {
+  command.add_option("--max-adapter-rank", rank, "the largest rank of LoRA adapters")
+      ->check(CLI::Range(1, 4096).description("from 1 to 4096"))
+      ->capture_default_str()
+      ->type_name("N");
+}
+
 LoadOptions load_options_of(const LoadArgs& args) {
   LoadOptions options = args.limits;
   options.map = !args.no_map;

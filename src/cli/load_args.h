@@ -38,6 +38,9 @@ void add_load_options(CLI::App& command, LoadArgs& args);
 void add_kv_type_option(CLI::App& command, std::string& kv_type);
 // That, and the sizes of a cache for many texts: as many rows as the memory allows where none are given.
 void add_decoder_options(CLI::App& command, DecoderOptions& decoder, std::string& kv_type);
+inline constexpr std::int64_t kAdapterRank = 64;
+// LoadOptions::max_adapter_rank, of commands that take adapters.
+void add_adapter_rank_option(CLI::App& command, std::int64_t& rank);
 // Throws what matmul_precision_named() throws.
 LoadOptions load_options_of(const LoadArgs& args);
 

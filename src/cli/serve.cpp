@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <string_view>
 
 #include "serve/api_error.h"
 #include "serve/cors.h"
@@ -24,14 +23,6 @@ running requests end, a second one ends at once. The first model answers request
 
 constexpr const char* kHttpGroup = "Limits of requests";
 
-bool is_name(std::string_view name) {
-  const auto good = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           std::string_view("-._:").find(c) != std::string_view::npos;
-  };
-  return !name.empty() && name.size() <= 128 && std::ranges::all_of(name, good);
-}
-
 }  // namespace
 
 serve::ModelFile model_file(const std::string& argument) {
@@ -39,7 +30,7 @@ serve::ModelFile model_file(const std::string& argument) {
   serve::ModelFile file;
   file.path = sign == std::string::npos ? argument : argument.substr(sign + 1);
   file.name = sign == std::string::npos ? std::filesystem::path(argument).stem().string() : argument.substr(0, sign);
-  if (!is_name(file.name))
+  if (!serve::is_model_name(file.name))
     throw CLI::ValidationError(
         "MODEL", "the name '" + file.name + "' must be of letters, digits and .-_: (give another one: name=FILE.pte)");
   if (file.path.empty()) throw CLI::ValidationError("MODEL", "'" + argument + "' names no file");
@@ -102,6 +93,18 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
                   "what was asked and answered")
       ->type_name("[NAME=]FILE")
       ->allow_extra_args(false);
+  command
+      .add_option("--lora", adapters_,
+                  "[MODEL/]NAME=PATH: a LoRA adapter of the model, a folder of peft's or a .gguf, for requests to the "
+                  "model NAME; may be repeated")
+      ->type_name("[MODEL/]NAME=PATH")
+      ->allow_extra_args(false);
+  command
+      .add_option("--lora-folder", options_.adapter_folder,
+                  "a folder of adapters that requests may load and unload (POST /v1/load_lora_adapter, "
+                  "/v1/unload_lora_adapter)")
+      ->type_name("FOLDER");
+  add_adapter_rank_option(command, max_adapter_rank_);
   count(
       "--max-batch", options_.batch.max_rows,
       "rows of a run, of models for any tensors: calls that wait are one run where each row is computed from that row "
@@ -181,7 +184,23 @@ void ServeCommand::run() {
       throw CLI::ValidationError("--prefix-cache-file", "'" + given + "' is not NAME=FILE with the name of a model");
     model->prefix_cache_file = sign == std::string::npos ? given : given.substr(sign + 1);
   }
-  if (!options_.default_model.empty() &&
+  std::vector<std::string> adapters;
+  for (const std::string& given : adapters_) {
+    const std::size_t sign = given.find('='), slash = given.find('/');
+    const bool names_model = slash < sign;
+    const std::string of = names_model ? given.substr(0, slash) : options_.models[0].name;
+    const std::string name = given.substr(names_model ? slash + 1 : 0, sign - (names_model ? slash + 1 : 0));
+    const auto model = std::ranges::find(options_.models, of, &serve::ModelFile::name);
+    if (sign == std::string::npos || sign + 1 == given.size() || model == options_.models.end() ||
+        !serve::is_model_name(name) || (!names_model && options_.models.size() > 1))
+      throw CLI::ValidationError("--lora", "'" + given + "' is not [MODEL/]NAME=PATH with the name of a model");
+    if (std::ranges::find(options_.models, name, &serve::ModelFile::name) != options_.models.end() ||
+        std::ranges::find(adapters, name) != adapters.end())
+      throw CLI::ValidationError("--lora", "two models or adapters have the name '" + name + "'");
+    adapters.push_back(name);
+    model->adapters.emplace_back(name, given.substr(sign + 1));
+  }
+  if (!options_.default_model.empty() && std::ranges::find(adapters, options_.default_model) == adapters.end() &&
       std::ranges::find(options_.models, options_.default_model, &serve::ModelFile::name) == options_.models.end())
     throw CLI::ValidationError("--default-model", "there is no model '" + options_.default_model + "'");
   if (!template_variables_.empty()) {
@@ -201,6 +220,7 @@ void ServeCommand::run() {
   options_.batch.delay_seconds = batch_delay_ms_ / 1e3;
   options_.http.port = static_cast<std::uint16_t>(port_);
   options_.load = load_options_of(load_);
+  options_.load.max_adapter_rank = max_adapter_rank_;
   options_.decoder.threads = load_.threads;
   if (!stages_.addresses.empty() && options_.models.size() > 1)
     throw CLI::ValidationError("--stages", "they are of one model; for several start several servers");

@@ -22,11 +22,12 @@ class ServeCommand {
   LoadArgs load_;
   StageArgs stages_;
   serve::ServeOptions options_;
-  std::vector<std::string> models_, tokenizers_, prefix_files_, load_first_;
+  std::vector<std::string> models_, tokenizers_, prefix_files_, load_first_, adapters_;
   std::string template_variables_;
   double batch_delay_ms_ = 0;
   std::string kv_type_ = "computed";
   int port_ = 8080;
+  std::int64_t max_adapter_rank_ = kAdapterRank;
 };
 
 // "name=model.pte", or "model.pte", whose name is that of the file without its folder and ".pte". Throws

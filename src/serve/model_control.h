@@ -13,5 +13,10 @@ void load(App& app, const std::string& name);
 // is no error.
 void models_load(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void models_unload(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
+// As vLLM's: {"lora_name": name, "lora_path": path}, with a path in ServeOptions::adapter_folder; "load_inplace": true
+// replaces one of the name; "model": of which model, the first that is loaded otherwise. The answer is the adapter's
+// entry in the list of models. {"lora_name": name} unloads it.
+void load_lora_adapter(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
+void unload_lora_adapter(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 
 }  // namespace graft::serve

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "serve/api_error.h"
 
@@ -32,7 +33,23 @@ auto& named(List& known, const std::string& name) {
   return *found;
 }
 
+// The adapter of any of these; null: none has the name.
+std::shared_ptr<ServedModel> adapter_named(const std::vector<Models::Known>& known, const std::string& name) {
+  for (const Models::Known& one : known)
+    for (const auto& adapter : one.adapters)
+      if (adapter->name == name) return adapter;
+  return nullptr;
+}
+
 }  // namespace
+
+bool is_model_name(std::string_view name) {
+  const auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("-._:").find(c) != std::string_view::npos;
+  };
+  return !name.empty() && name.size() <= 128 && std::ranges::all_of(name, good);
+}
 
 Models::Models(const std::vector<ModelFile>& files) {
   for (const ModelFile& file : files) known_.push_back({file, State::unloaded, nullptr});
@@ -52,12 +69,14 @@ std::vector<std::shared_ptr<ServedModel>> Models::loaded() const {
 
 Models::Known Models::known(const std::string& name) const {
   const std::lock_guard lock(mutex_);
+  if (auto adapter = adapter_named(known_, name)) return {{.name = name}, State::loaded, std::move(adapter)};
   return named(known_, name);
 }
 
 bool Models::knows(const std::string& name) const {
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(known_, [&](const Known& one) { return one.file.name == name; });
+  return adapter_named(known_, name) != nullptr ||
+         std::ranges::any_of(known_, [&](const Known& one) { return one.file.name == name; });
 }
 
 std::shared_ptr<ServedModel> Models::find(const std::optional<std::string>& name) const {
@@ -83,12 +102,44 @@ std::uint64_t Models::bytes() const {
   return bytes;
 }
 
-void Models::add(std::shared_ptr<ServedModel> model) {
+void Models::add(std::shared_ptr<ServedModel> model, std::vector<std::shared_ptr<ServedModel>> adapters) {
   const std::lock_guard lock(mutex_);
   auto found = std::ranges::find_if(known_, [&](const Known& known) { return known.file.name == model->name; });
   if (found == known_.end()) found = known_.insert(known_.end(), {{.name = model->name}, State::unloaded, nullptr});
   found->state = State::loaded;
   found->model = std::move(model);
+  found->adapters = std::move(adapters);
+}
+
+void Models::add_adapter(std::shared_ptr<ServedModel> adapter, bool replaces) {
+  std::shared_ptr<ServedModel> replaced;  // freed after the lock
+  const std::lock_guard lock(mutex_);
+  const std::string& name = adapter->name;
+  Known& known = named(known_, adapter->parent->name);
+  if (known.model != adapter->parent)
+    throw ApiError(404, "the model '" + adapter->parent->name + "' is not loaded", "model", "model_not_loaded");
+  const auto held = std::ranges::find(known.adapters, name, [](const auto& one) { return one->name; });
+  const bool is_model = std::ranges::any_of(known_, [&](const Known& one) { return one.file.name == name; });
+  const bool taken = held == known.adapters.end() ? is_model || adapter_named(known_, name) != nullptr : !replaces;
+  if (taken) throw ApiError(400, "there is a model or an adapter '" + name + "' already", "lora_name");
+  if (held == known.adapters.end()) {
+    known.adapters.push_back(std::move(adapter));
+  } else {
+    replaced = std::exchange(*held, std::move(adapter));
+  }
+}
+
+void Models::remove_adapter(const std::string& name) {
+  std::shared_ptr<ServedModel> removed;  // freed after the lock
+  const std::lock_guard lock(mutex_);
+  for (Known& known : known_)
+    for (auto at = known.adapters.begin(); at != known.adapters.end(); ++at)
+      if ((*at)->name == name) {
+        removed = std::move(*at);
+        known.adapters.erase(at);
+        return;
+      }
+  throw ApiError(404, "there is no adapter '" + name + "'", "lora_name", "model_not_found");
 }
 
 ModelFile Models::begin_loading(const std::string& name) {
@@ -113,6 +164,7 @@ void Models::unload(const std::string& name) {
   if (!known.model) return;
   unloaded_.push_back(known.model);
   known.model = nullptr;
+  known.adapters.clear();
   known.state = State::unloaded;
 }
 
@@ -163,7 +215,10 @@ PrefixCacheOptions prefix_cache_for(const std::shared_ptr<const LanguageModel>& 
 }
 
 void load_language(ServedModel& model, const ModelFile& file, const ServeOptions& options) {
-  model.language = LanguageModel::load(file.path, options.load, file.tokenizer);
+  LoadOptions load = options.load;
+  const bool adapters = !file.adapters.empty() || !options.adapter_folder.empty();
+  if (!adapters) load.max_adapter_rank = 0;
+  model.language = LanguageModel::load(file.path, load, file.tokenizer);
   model.language->tokenizer();  // throws where there is none
   const auto& encoder = model.language->info().encoder;
   if (encoder && encoder->speech) {
@@ -185,7 +240,9 @@ void load_language(ServedModel& model, const ModelFile& file, const ServeOptions
 }
 
 void load_program(ServedModel& model, const ModelFile& file, const ServeOptions& options) {
-  const auto program = Program::load(file.path, options.load);
+  LoadOptions load = options.load;
+  load.max_adapter_rank = 0;
+  const auto program = Program::load(file.path, load);
   SessionOptions session;
   session.threads = options.decoder.threads;
   const auto queue = static_cast<std::size_t>(options.limits.queue);
@@ -222,6 +279,25 @@ void ServedModel::check_speech() const {
 
 void ServedModel::check_embedder() const {
   if (!embedder) throw ApiError(400, "model '" + name + "' is no text encoder with a tokenizer", "model");
+}
+
+std::shared_ptr<ServedModel> load_adapter(const std::shared_ptr<ServedModel>& model, const std::string& name,
+                                          const std::string& path) {
+  GRAFT_CHECK(Unsupported, model->engine && !model->language->info().stage, "model '", model->name,
+              "' takes no adapters: language models in one piece do");
+  auto adapter = std::make_shared<ServedModel>();
+  adapter->name = name;
+  adapter->created = unix_seconds();
+  adapter->language = model->language;
+  adapter->engine = model->engine;
+  adapter->grammars = model->grammars;
+  adapter->template_variables = model->template_variables;
+  adapter->seed = model->seed;
+  adapter->prompt_lookup = model->prompt_lookup;
+  adapter->adapter = Adapter::load(model->language->program(), path);
+  adapter->bytes = adapter->adapter->bytes();
+  adapter->parent = model;
+  return adapter;
 }
 
 std::shared_ptr<ServedModel> load_model(const ModelFile& file, const ServeOptions& options) {

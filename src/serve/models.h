@@ -24,12 +24,15 @@ struct ServedModel {
   std::uint64_t bytes = 0;   // of weights, constants, states and caches
   // Of a language model:
   std::shared_ptr<const LanguageModel> language;
-  std::unique_ptr<Lanes> engine;
-  std::unique_ptr<Grammars> grammars;
+  std::shared_ptr<Lanes> engine;
+  std::shared_ptr<Grammars> grammars;
   Json template_variables = Json::object();  // of the chat template, for requests that give no such
   std::optional<std::uint64_t> seed;         // of requests that name none; none: random
   std::int64_t prompt_lookup = 0;            // GenerationOptions::prompt_lookup_num_tokens of all requests
-  std::unique_ptr<Speech> speech;            // of one of speech, instead of these two
+  // Of one that is an adapter of another: what requests to it use of that one is above.
+  std::shared_ptr<const Adapter> adapter;
+  std::shared_ptr<const ServedModel> parent;
+  std::unique_ptr<Speech> speech;  // of one of speech, instead of these two
   // Of any other:
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Embedder> embedder;  // of a text encoder with a tokenizer
@@ -52,6 +55,7 @@ class Models {
     ModelFile file;
     State state = State::unloaded;
     std::shared_ptr<ServedModel> model;  // null unless it is loaded
+    std::vector<std::shared_ptr<ServedModel>> adapters = {};
   };
 
   explicit Models(const std::vector<ModelFile>& files);
@@ -67,8 +71,13 @@ class Models {
   // Of those that are loaded, and of those that were unloaded while requests use them.
   std::uint64_t bytes() const;
 
-  // Of one that is not known its file has the name alone.
-  void add(std::shared_ptr<ServedModel> model);
+  // Of one that is not known its file has the name alone. `adapters`: with it.
+  void add(std::shared_ptr<ServedModel> model, std::vector<std::shared_ptr<ServedModel>> adapters = {});
+  // Of a model that is loaded. `replaces`: it may take the place of one of its name. Throws ApiError: 400 for a name
+  // that is taken, 404 where the model was unloaded meanwhile.
+  void add_adapter(std::shared_ptr<ServedModel> adapter, bool replaces);
+  // Requests that run keep it until they end. Throws ApiError (404).
+  void remove_adapter(const std::string& name);
   // From unloaded to loading; the caller ends it by add() or stop_loading(). Throws ApiError (404, and 409 for one that
   // is not unloaded).
   ModelFile begin_loading(const std::string& name);
@@ -89,6 +98,11 @@ class Models {
 
 // Loads a package; of a language model it makes the plans. Throws what the loads, Engine, Runner and Embedder throw.
 std::shared_ptr<ServedModel> load_model(const ModelFile& file, const ServeOptions& options);
+
+// An adapter of a model, as requests name it. Throws what Adapter::load throws, and Unsupported for a model that takes
+// none.
+std::shared_ptr<ServedModel> load_adapter(const std::shared_ptr<ServedModel>& model, const std::string& name,
+                                          const std::string& path);
 
 // How many rows a cache of this model gets where the caller does not say: as many as fit half of the memory that is
 // free, the batches that its program allows, and 32.

@@ -4,6 +4,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "graft/llm.h"
@@ -17,7 +19,12 @@ struct ModelFile {
   std::string path = {};
   std::string tokenizer = {};          // a path; empty: the package's own
   std::string prefix_cache_file = {};  // PrefixCacheOptions::file
+  // LoRA adapters that are loaded with it: names, as requests call them, and paths.
+  std::vector<std::pair<std::string, std::string>> adapters = {};
 };
+
+// Of letters, digits and .-_: alone, at most 128.
+bool is_model_name(std::string_view name);
 
 // What a request may ask for. Beyond: 400, and 429 where it is a matter of time.
 struct RequestLimits {
@@ -49,7 +56,10 @@ struct ServeOptions {
   DecoderOptions decoder;  // rows 0: as many as the memory allows, up to 32
   std::optional<std::uint64_t>
       prefix_cache_bytes;  // of each model; none: an eighth of the memory, up to 4 GiB; 4 GiB in a file
-  BatchOptions batch;      // of models that are no language models
+  // A folder of adapters that requests may load; empty: they load none. Language models then have room for adapters of
+  // LoadOptions::max_adapter_rank, as those have that adapters are given for.
+  std::string adapter_folder;
+  BatchOptions batch;  // of models that are no language models
   RequestLimits limits;
   std::vector<std::string> origins;  // of pages that may use the server: CrossOrigin; none: those of the server alone
   std::string api_keys;              // a file with one key per line; empty: no keys are needed

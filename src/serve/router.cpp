@@ -122,6 +122,8 @@ const std::vector<Route>& routes() {
       {"GET", "/v1/models/{model}", show_model},
       {"POST", "/v1/models/load", models_load},
       {"POST", "/v1/models/unload", models_unload},
+      {"POST", "/v1/load_lora_adapter", load_lora_adapter},
+      {"POST", "/v1/unload_lora_adapter", unload_lora_adapter},
       {"POST", "/v1/completions", completions},
       {"POST", "/v1/chat/completions", chat_completions},
       {"POST", "/v1/chat/completions/input_tokens", chat_input_tokens},

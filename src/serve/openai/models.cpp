@@ -13,13 +13,18 @@ Json model_entry(const Models::Known& known) {
                            : known.state == State::loading ? "loading"
                                                            : "unloaded"}}}};
   if (known.model && known.model->engine) json["max_model_len"] = known.model->engine->capacity();
+  if (known.model && known.model->parent) json["parent"] = known.model->parent->name;
   return json;
 }
 
 void list_models(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   app.check_ready();
   Json data = Json::array();
-  for (const auto& known : app.models.known()) data.push_back(model_entry(known));
+  for (const auto& known : app.models.known()) {
+    data.push_back(model_entry(known));
+    for (const auto& adapter : known.adapters)
+      data.push_back(model_entry({{.name = adapter->name}, Models::State::loaded, adapter}));
+  }
   call->respond_json({{"object", "list"}, {"data", std::move(data)}});
 }
 

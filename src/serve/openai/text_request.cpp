@@ -145,6 +145,7 @@ void read_sampling(Fields& fields, TextRequest& request) {
   const LanguageModelInfo& info = request.model->language->info();
   GenerationOptions& options = request.options;
   options = info.generation;
+  if (request.model->adapter) options.adapters = {request.model->adapter};
   constexpr double largest = 1e6;
   options.temperature = fields.number("temperature", 0, 2).value_or(info.sampling_temperature);
   options.top_p = fields.number("top_p", 0, 1).value_or(options.top_p);
