@@ -16,7 +16,7 @@ struct SmallLanguageModel {
 
   // `sharpness`: how much attention prefers some tokens.
   explicit SmallLanguageModel(std::vector<std::int64_t> eos = {}, double sharpness = 0.5, unsigned seed = 1,
-                              std::int64_t context = kContext) {
+                              std::int64_t context = kContext, const LoadOptions& load = {}) {
     const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, context, "t"), k = dynamic(1, context, "k");
     const ir::Dim c = fixed(kSize), one = fixed(1), v = fixed(kVocabulary);
     const auto ids = graph.input("input_ids", DType::i64, {b, t});
@@ -67,7 +67,7 @@ struct SmallLanguageModel {
     info.vocab_size = kVocabulary;
     info.context_length = context;
     info.eos_token_ids = std::move(eos);
-    model = std::make_shared<const LanguageModel>(graph.build(), info, nullptr);
+    model = std::make_shared<const LanguageModel>(graph.build(load), info, nullptr);
   }
 
   // The same with a tokenizer of the words "0t", "1t", ...

@@ -315,11 +315,13 @@ bool Adapters::has(std::string_view name) const {
   return adapters_.contains(name);
 }
 
-std::vector<std::string> Adapters::names() const {
+std::vector<std::string> Adapters::names() const try {
   const std::lock_guard lock(mutex_);
   std::vector<std::string> out;
   for (const auto& [name, adapter] : adapters_) out.push_back(name);
   return out;
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -148,7 +148,7 @@ void unload_lora_adapter(App& app, const std::shared_ptr<Call>& call, const Path
   fields.end();
   app.models.remove_adapter(name);
   log_event("info", "unloaded", {{"adapter", name}});
-  call->respond_json({{"id", name}, {"object", "model"}, {"status", {{"value", "unloaded"}}}});
+  call->respond_json(model_entry({{.name = name}, Models::State::unloaded, nullptr}));
 }
 
 void models_unload(App& app, const std::shared_ptr<Call>& call, const PathParts&) {

@@ -7,6 +7,7 @@
 #include <set>
 #include <sstream>
 
+#include "graft/adapter.h"
 #include "graft/build.h"
 #include "graft/flow.h"
 #include "graft/grammar.h"
@@ -77,6 +78,20 @@ struct World {
   Decoder decoder{model, {.threads = 1, .rows = 2}};
   TextGenerator generator{model, {.threads = 1}};
   BatchGenerator batch{model, {.threads = 1}};
+  test::SmallLanguageModel adaptable{{}, 0.5, 1, test::SmallLanguageModel::kContext, {.max_adapter_rank = 4}};
+  std::vector<float> low_rank = std::vector<float>(64, 0.25f);
+  std::vector<AdapterLayer> adapter_layers = {
+      {"head", {low_rank.data(), DType::f32, {2, 16}}, {low_rank.data(), DType::f32, {24, 2}}, 1}};
+  std::shared_ptr<const Adapter> adapter = Adapter::of(adaptable.model->program(), adapter_layers);
+  Adapters adapters{adaptable.model->program()};
+  std::string adapter_folder = written_adapter();
+  TextGenerator adapted{adaptable.model, {.threads = 1}};
+  GenerationOptions with_adapter = [this] {
+    GenerationOptions options;
+    options.max_new_tokens = 3;
+    options.adapters = {adapter};
+    return options;
+  }();
   test::SmallSpeechModel small_speech;
   Transcriber transcriber{small_speech.speech, 1};
   Audio audio{std::vector<float>(150, 0.5f), 50};
@@ -115,6 +130,22 @@ struct World {
       folder.write("tokenizer.json", std::as_bytes(std::span(std::string_view(kTokenizer))));
   const decltype(ir::test::make_blob()) blob = ir::test::make_blob();
   std::shared_ptr<const Program> other;  // to be unloaded
+
+  // As peft writes it.
+  std::string written_adapter() const {
+    const std::string config = R"({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "rank_pattern": {"hea.": 2}})";
+    folder.write("adapter_config.json", std::as_bytes(std::span(config)));
+    std::string head =
+        R"({"head.lora_A.weight": {"dtype": "F32", "shape": [2, 16], "data_offsets": [0, 128]},
+            "head.lora_B.weight": {"dtype": "F32", "shape": [24, 2], "data_offsets": [128, 320]}})";
+    head.resize((head.size() + 7) / 8 * 8, ' ');
+    std::vector<std::byte> file(8 + head.size() + 320);
+    const std::uint64_t size = head.size();
+    std::memcpy(file.data(), &size, sizeof(size));
+    std::memcpy(file.data() + 8, head.data(), head.size());
+    folder.write("adapter_model.safetensors", file);
+    return folder.path().string();
+  }
 
   // 16 bits, one channel, 50 samples a second.
   std::vector<std::byte> made_wav() const {
@@ -218,6 +249,14 @@ std::vector<Boundary> boundaries(World& w) {
       {"States", [&] { States(); }},
       {"CancelToken", [&] { CancelToken(); }},
       {"Session", [&] { Session(w.program, w.one_thread); }},
+      {"Adapter::load", [&] { Adapter::load(w.adaptable.model->program(), w.adapter_folder); }},
+      {"Adapter::of", [&] { Adapter::of(w.adaptable.model->program(), w.adapter_layers); }},
+      {"adapter_modules", [&] { adapter_modules(*w.adaptable.model->program()); }},
+      {"Adapters::load", [&] { w.adapters.load("a", w.adapter_folder); }},
+      {"Adapters::add", [&] { w.adapters.add("b", w.adapter); }},
+      {"Adapters::remove", [&] { w.adapters.remove("c"); }, [&] { w.adapters.add("c", w.adapter); }},
+      {"Adapters::find", [&] { w.adapters.find("c"); }, [&] { w.adapters.add("c", w.adapter); }},
+      {"Adapters::names", [&] { w.adapters.names(); }},
       {"Session::run", [&] { w.session.run("encode", w.inputs); }},
       {"Session::output_values", [&] { w.session.output_values("encode", w.inputs); }},
       {"Session::run_into",
@@ -430,6 +469,7 @@ std::vector<Boundary> boundaries(World& w) {
        [&] { token_probabilities(w.floats, std::vector<std::int64_t>{1}, GenerationOptions{}); }},
       {"TextGenerator", [&] { TextGenerator(w.model, {.threads = 1}); }},
       {"TextGenerator::generate", [&] { w.generator.generate(w.prompt, w.generation); }},
+      {"TextGenerator::generate", [&] { w.adapted.generate(w.prompt, w.with_adapter); }},
       {"BatchGenerator", [&] { BatchGenerator(w.model, {.threads = 1}); }},
       {"BatchGenerator::submit", [&] { w.batch.cancel(w.batch.submit(w.prompt, w.generation)); }},
       {"BatchGenerator::step",
@@ -552,7 +592,13 @@ std::vector<Boundary> boundaries(World& w) {
 }
 
 // Of the public headers, without those that only return a member, cannot fail or are called by graft.
-const std::set<std::string> kCannotFail = {"Arena::bytes",
+const std::set<std::string> kCannotFail = {"Adapter::bytes",
+                                           "Adapter::id",
+                                           "Adapter::layers",
+                                           "Adapter::rank",
+                                           "Adapters",
+                                           "Adapters::has",
+                                           "Arena::bytes",
                                            "Audio::seconds",
                                            "ImageProcessor::labels",
                                            "ImageProcessor::processing",

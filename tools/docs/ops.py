@@ -40,6 +40,7 @@ over the last dimensions, embeddings, attention and copies are ggml's ops, where
 # Operators that torch.export never produces: graft's passes make them, or its export of language models. By operator,
 # the test that compares their results.
 MADE = {
+    "graft.add_adapter": "src/llm/adapter_test.cpp",
     "graft.attention.default": "test/python/llm/package_test.py",
     "graft.cache_positions": "src/session/kv_cache_test.cpp",
     "graft.cached_attention": "src/kernel/attention/cached_attention_test.cpp",

@@ -57,6 +57,22 @@ def memory() -> None:
     assert_type(graft.pack("net.pte"), graft.PackedInfo)
 
 
+def adapters(model: graft.Model, x: torch.Tensor) -> None:
+    options = graft.LoadOptions(max_adapter_rank=16)
+    other = graft.load("net.pte", adapters={"a": Path("folder")}, options=options)
+    graft.load_adapter(other, "b", "b.gguf")
+    other(x, adapter="a")
+    model.forward(x, adapter=["a", None])
+    assert_type(other.adapters, graft.Adapters)
+    assert_type(list(other.adapters), list[str])
+    assert_type(other.adapters.rank("a"), int)
+    generator = graft.TextGenerator("llm.pte", max_adapter_rank=8, adapters={"a": "folder"})
+    print(generator.generate("A", adapter="a").text, generator.generate_batch(["A", "B"], adapter=["a", None])[0].text)
+    batch = graft.BatchGenerator("llm.pte", adapters={"a": "folder"})
+    assert_type(batch.submit("A", adapter="a"), int)
+    graft.unload_adapter(batch, "a")
+
+
 def text(model: torch.nn.Module) -> None:
     assert_type(graft.export_llm("folder", "llm.pte", quantize={"*": "q4_k"}), Path)
     generator = graft.TextGenerator("llm.pte", rows=2)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import graft
 import llm_models
 import lora
+from gguf_writer import write_gguf
 from lora import differs, same
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -458,3 +459,96 @@ def test_rows_that_are_not_the_batch(tmp_path):
     with pytest.raises(graft.ExecutionError, match="not known to be those of the batch"):
         model(x, adapter=["a", None, None])
     same(net(x), model(x), 1e-5)
+
+
+# --- GGUF ---
+
+GGUF = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+
+def gguf_of(folder, path, architecture, heads=(), values=(), kind="f32"):
+    """As convert_lora_to_gguf writes it. heads: by the end of a name, of layers whose rows llama.cpp has in pairs."""
+    tensors = {}
+    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+        parts = name.removeprefix("base_model.model.").split(".")
+        number = next(i for i, part in enumerate(parts) if part.isdigit())
+        half = parts[-2][-1].lower()
+        layer = GGUF[".".join(parts[number + 1 : -2])]
+        if half == "b" and (count := dict(heads).get(layer)):
+            tensor = tensor.reshape(count, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        tensors[f"blk.{parts[number]}.{layer}.weight.lora_{half}"] = tensor.contiguous()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    head = {
+        "general.architecture": architecture,
+        "general.type": "adapter",
+        "adapter.type": "lora",
+        "adapter.lora.alpha": float(config["lora_alpha"]),
+        **dict(values),
+    }
+    return write_gguf(path, head, tensors, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "heads"),
+    [("llama", "llama", {"attn_q": 6, "attn_k": 2}), ("qwen3", "qwen3", {}), ("phi3", "phi3", {}), ("gpt2", "gpt2", {})],
+)
+def test_gguf_gives_the_same_numbers(kind, architecture, heads, tmp_path):
+    model = llm_models.BY_NAME[kind].make()
+    made = lora.adapted(model, kind, 12, fan_in_fan_out=kind == "gpt2")
+    folder = lora.saved(made, tmp_path / "a")
+    generator = generator_of(
+        graft.export_llm(model, tmp_path / "model.pte"),
+        adapters={"safetensors": folder, "gguf": gguf_of(folder, tmp_path / "a.gguf", architecture, heads)},
+    )
+    found = generator.logits(IDS, adapter="gguf")
+    assert torch.equal(found, generator.logits(IDS, adapter="safetensors"))
+    same(eager(made), found)
+    ids = [adapter.id for adapter in generator.adapters.chosen(["gguf", "safetensors"])]
+    assert ids[0] == ids[1]
+
+
+def test_what_is_no_gguf_adapter(llama, tmp_path):
+    _, package, adapters = llama
+    folder = adapters["plain"][0]
+    generator = generator_of(package, max_adapter_rank=8)
+    heads = {"attn_q": 6, "attn_k": 2}
+    for values, error, message in (
+        ({"general.type": "model"}, graft.Unsupported, "general.type 'model'.*expected 'adapter'"),
+        ({"adapter.type": "control"}, graft.Unsupported, "adapter.type 'control'"),
+        ({"adapter.alora.invocation_tokens": 3}, graft.Unsupported, "adapter.alora.invocation_tokens"),
+    ):
+        path = gguf_of(folder, tmp_path / "bad.gguf", "llama", heads, values)
+        with pytest.raises(error, match=message):
+            graft.load_adapter(generator, "a", path)
+    whole = gguf_of(folder, tmp_path / "good.gguf", "llama", heads).read_bytes()
+    for size in (3, 4, 40, len(whole) // 2, len(whole) - 40):
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        with pytest.raises((graft.InvalidProgram, graft.NotFound)):
+            graft.load_adapter(generator, "a", tmp_path / "cut.gguf")
+    other = write_gguf(
+        tmp_path / "other.gguf",
+        {"general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 1.0},
+        {"blk.0.attn_z.weight.lora_a": torch.zeros(2, 48), "blk.0.attn_z.weight.lora_b": torch.zeros(48, 2)},
+    )
+    with pytest.raises(graft.InvalidArgument, match="changes 'blk.0.attn_z'"):
+        graft.load_adapter(generator, "a", other)
+    with pytest.raises(graft.Unsupported, match="is q8_0, expected f32, f16 or bf16"):
+        tensors = {"blk.0.attn_v.weight.lora_a": torch.zeros(32, 32), "blk.0.attn_v.weight.lora_b": torch.zeros(32, 32)}
+        head = {"general.type": "adapter", "adapter.type": "lora"}
+        graft.load_adapter(generator, "a", write_gguf(tmp_path / "q.gguf", head, tensors, "q8_0"))
+    graft.load_adapter(generator, "a", tmp_path / "good.gguf")
+    same(adapters["plain"][1], generator.logits(IDS, adapter="a"))
