@@ -119,7 +119,9 @@ int generate(const GenerateArgs& args) {
   if (features) {
     std::vector<const Adapter*> adapters;
     for (const auto& adapter : options.adapters) adapters.push_back(adapter.get());
-    generator.decoder().encode(features->tensor, {.adapters = adapters});
+    RunOptions with_adapters;
+    with_adapters.adapters = adapters;
+    generator.decoder().encode(features->tensor, with_adapters);
   }
   const bool stream = prompts.size() == 1;
   const auto on_text = [&](std::size_t, std::string_view text) {

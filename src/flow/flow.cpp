@@ -43,11 +43,12 @@ Clock::time_point after(std::chrono::milliseconds wait) {
 }
 
 void check_options(const RunOptions& options) {
-  const char* wrong = options.profile != nullptr ? "profile"
-                      : options.observe          ? "observe"
-                      : !options.arena.empty()   ? "arena"
-                      : !options.kv_rows.empty() ? "kv_rows"
-                                                 : nullptr;
+  const char* wrong = options.profile != nullptr  ? "profile"
+                      : options.observe           ? "observe"
+                      : !options.arena.empty()    ? "arena"
+                      : !options.kv_rows.empty()  ? "kv_rows"
+                      : !options.adapters.empty() ? "adapters"
+                                                  : nullptr;
   GRAFT_CHECK(InvalidArgument, wrong == nullptr, "a run of a flow takes deadline, cancel, priority and check, not ",
               wrong);
 }

@@ -20,7 +20,7 @@ using test::some_ids;
 constexpr std::int64_t kSize = test::SmallLanguageModel::kSize, kVocabulary = test::SmallLanguageModel::kVocabulary;
 
 struct AdaptableModel : test::SmallLanguageModel {
-  explicit AdaptableModel(std::int64_t rank = 16) : SmallLanguageModel({}, 0.5, 1, kContext, {.max_adapter_rank = rank}) {}
+  explicit AdaptableModel(std::int64_t rank = 16) : SmallLanguageModel({}, 0.5, 1, kContext, rank) {}
 
   const std::shared_ptr<const Program>& program() const { return model->program(); }
 };
@@ -31,7 +31,9 @@ struct Numbers {
   std::int64_t rank;
 
   explicit Numbers(std::int64_t of_rank = 3, unsigned seed = 7)
-      : a(static_cast<std::size_t>(of_rank * kSize)), b(static_cast<std::size_t>(of_rank * kVocabulary)), rank(of_rank) {
+      : a(static_cast<std::size_t>(of_rank * kSize)),
+        b(static_cast<std::size_t>(of_rank * kVocabulary)),
+        rank(of_rank) {
     std::mt19937 rng(seed);
     std::uniform_real_distribution<float> values(-1, 1);
     for (std::vector<float>* matrix : {&a, &b})
@@ -87,8 +89,7 @@ TEST(Adapter, AddsItsProduct) {
   const std::vector<float> all = logits(decoder, {ids, ids, ids}, rows);
   const std::vector<float> expected[] = {two, plain, one};
   for (std::size_t r = 0; r < 3; ++r)
-    for (std::size_t j = 0; j < plain.size(); ++j)
-      EXPECT_NEAR(all[r * plain.size() + j], expected[r][j], 1e-6) << r;
+    for (std::size_t j = 0; j < plain.size(); ++j) EXPECT_NEAR(all[r * plain.size() + j], expected[r][j], 1e-6) << r;
 }
 
 TEST(Adapter, SwapsMakeNoPlanAndAllocateNothing) {
@@ -104,7 +105,8 @@ TEST(Adapter, SwapsMakeNoPlanAndAllocateNothing) {
     decoder.truncate(0, 0), decoder.truncate(1, 0);
     decoder.run(feeds, 1, 1, options);
   };
-  const Adapter* rows[][2] = {{one.get(), nullptr}, {other.get(), one.get()}, {nullptr, nullptr}, {other.get(), other.get()}};
+  const Adapter* rows[][2] = {
+      {one.get(), nullptr}, {other.get(), one.get()}, {nullptr, nullptr}, {other.get(), other.get()}};
   for (const auto& row : rows) run(row);
   run({});
   const Counters before = decoder.session().counters();
@@ -117,7 +119,9 @@ TEST(Adapter, SwapsMakeNoPlanAndAllocateNothing) {
     run({});
   }
   const long allocations = test::end_counting_allocations();
-  if (test::kCountsAllocations) EXPECT_EQ(allocations, 0);
+  if (test::kCountsAllocations) {
+    EXPECT_EQ(allocations, 0);
+  }
   const Counters& after = decoder.session().counters();
   EXPECT_EQ(after.plan_misses, before.plan_misses);
   EXPECT_EQ(after.graphs_built, before.graphs_built);
@@ -185,7 +189,9 @@ TEST(Adapter, WhatDoesNotFitIsAnError) {
     return [&make, layer] { make(layer); };
   };
   expect_error<InvalidArgument>(with([](AdapterLayer& l) { l.module = "tail"; }), "no such linear layer");
-  expect_error<InvalidArgument>(with([](AdapterLayer& l) { l.a.shape = {3, 15}; }),
+  expect_error<InvalidArgument>(with([](AdapterLayer& l) {
+                                  l.a.shape = {3, 15};
+                                }),
                                 "layer 'head' takes 16 numbers, the adapter's A has shape [3, 15]");
   expect_error<InvalidArgument>(with([](AdapterLayer& l) { l.b.shape = {23, 3}; }), "expected [24, 3]");
   expect_error<InvalidArgument>(with([](AdapterLayer& l) { l.a.shape = {48}; }), "expected [rank, 16]");

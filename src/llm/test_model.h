@@ -16,7 +16,9 @@ struct SmallLanguageModel {
 
   // `sharpness`: how much attention prefers some tokens.
   explicit SmallLanguageModel(std::vector<std::int64_t> eos = {}, double sharpness = 0.5, unsigned seed = 1,
-                              std::int64_t context = kContext, const LoadOptions& load = {}) {
+                              std::int64_t context = kContext, std::int64_t adapter_rank = 0) {
+    LoadOptions load;
+    load.max_adapter_rank = adapter_rank;
     const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, context, "t"), k = dynamic(1, context, "k");
     const ir::Dim c = fixed(kSize), one = fixed(1), v = fixed(kVocabulary);
     const auto ids = graph.input("input_ids", DType::i64, {b, t});

@@ -78,7 +78,7 @@ struct World {
   Decoder decoder{model, {.threads = 1, .rows = 2}};
   TextGenerator generator{model, {.threads = 1}};
   BatchGenerator batch{model, {.threads = 1}};
-  test::SmallLanguageModel adaptable{{}, 0.5, 1, test::SmallLanguageModel::kContext, {.max_adapter_rank = 4}};
+  test::SmallLanguageModel adaptable{{}, 0.5, 1, test::SmallLanguageModel::kContext, 4};
   std::vector<float> low_rank = std::vector<float>(64, 0.25f);
   std::vector<AdapterLayer> adapter_layers = {
       {"head", {low_rank.data(), DType::f32, {2, 16}}, {low_rank.data(), DType::f32, {24, 2}}, 1}};

@@ -102,7 +102,7 @@ TEST(LowRank, EveryInstructionSet) {
           }
     run({200, 40, 30, 4, {0, 1, -1, 2}, DType::f32, 3}, table);
     run({9, 40, 30, 9, {0, 0, 0, 0, 0, 1, 1, -1, 2}, DType::f32, 2, false}, table);
-    run({4, 8, 8, 4, {}, DType::f32, 2, false}, table);      // no adapters: a copy
+    run({4, 8, 8, 4, {}, DType::f32, 2, false}, table);       // no adapters: a copy
     run({4, 8, 8, 4, {-1, 2}, DType::f32, 2, false}, table);  // rows beyond: padding
   }
 }
@@ -112,12 +112,15 @@ TEST(LowRank, BitsOfARowAreItsOwn) {
     SCOPED_TRACE(simd::name(isa));
     const simd::LowRankTable& table = simd::low_rank(isa);
     const std::vector<double> together = run({12, 70, 90, 12, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}}, table);
-    const std::vector<double> mixed = run({12, 70, 90, 12, {1, 0, 1, -1, 1, 1, 1, 2, 1, 1, 1, 1}, DType::f32, 3}, table);
+    const std::vector<double> mixed =
+        run({12, 70, 90, 12, {1, 0, 1, -1, 1, 1, 1, 2, 1, 1, 1, 1}, DType::f32, 3}, table);
     const std::vector<double> every = run({12, 70, 90, 1, {1}, DType::f32, 2}, table);
     for (std::size_t i = 0; i < together.size(); ++i) {
       EXPECT_EQ(together[i], every[i]);
       const std::size_t row = i / 90;
-      if (row != 1 && row != 3 && row != 7) EXPECT_EQ(together[i], mixed[i]);
+      if (row != 1 && row != 3 && row != 7) {
+        EXPECT_EQ(together[i], mixed[i]);
+      }
     }
   }
 }

@@ -552,3 +552,63 @@ def test_what_is_no_gguf_adapter(llama, tmp_path):
         graft.load_adapter(generator, "a", write_gguf(tmp_path / "q.gguf", head, tensors, "q8_0"))
     graft.load_adapter(generator, "a", tmp_path / "good.gguf")
     same(adapters["plain"][1], generator.logits(IDS, adapter="a"))
+
+
+# --- other ways to run ---
+
+
+def net_and_adapter(net, tmp_path, targets):
+    net = net.eval().requires_grad_(False)
+    made = peft.get_peft_model(copy.deepcopy(net), peft.LoraConfig(r=3, target_modules=targets)).eval()
+    lora.fill(made, "default", 31)
+    made.save_pretrained(tmp_path / "a")
+    return net, made
+
+
+def test_the_plain_lowering(tmp_path):
+    net, made = net_and_adapter(Net(), tmp_path, ["first", "second"])
+    x = torch.randn(4, 20)
+    path = graft.export(net, (x,), path=tmp_path / "net.pte", dynamic_shapes=[{0: torch.export.Dim("batch", max=64)}])
+    plain = graft.LoadOptions(fast_kernels=False, max_adapter_rank=3)
+    model = graft.load(path, adapters={"a": tmp_path / "a"}, options=plain, threads=1)
+    found = model(x, adapter=["a", None, None, "a"])
+    with torch.no_grad():
+        same(torch.cat([made(x[:1]), net(x[1:3]), made(x[3:])]), found, 1e-5)
+
+
+def test_methods_in_segments(tmp_path):
+    """Layers before and behind a cut: those whose rows are as many as the data say have one adapter for all."""
+
+    class Cut(Net):
+        def forward(self, x):
+            y = torch.relu(self.first(x))
+            return self.second(y[torch.nonzero(x[:, 0] > 0)[:, 0]])
+
+    net, made = net_and_adapter(Cut(), tmp_path, ["first", "second"])
+    x = torch.randn(6, 20)
+    x[:, 0] = torch.tensor([1.0, -1.0, 2.0, 1.0, -1.0, 3.0])
+    path = graft.export(net, (x,), path=tmp_path / "net.pte", dynamic_shapes=[{0: torch.export.Dim("batch", max=64)}])
+    model = graft.load(path, adapters={"a": tmp_path / "a"}, threads=1)
+    with torch.no_grad():
+        same(made(x), model(x, adapter="a"), 1e-5)
+        same(net(x), model(x), 1e-5)
+    with pytest.raises(graft.ExecutionError, match="not known to be those of the batch"):
+        model(x, adapter=["a", *[None] * 5])
+    with pytest.raises(graft.InvalidArgument, match="a batch of 6 got 2 adapters"):
+        model(x, adapter=["a", None])
+    same(net(x), model(x), 1e-5)
+
+
+def test_padded_batches(tmp_path):
+    """Rows of padding have no adapter."""
+    net, made = net_and_adapter(Net(), tmp_path, ["first", "second"])
+    x = torch.randn(3, 20)
+    path = graft.export(net, (x,), path=tmp_path / "net.pte", dynamic_shapes=[{0: torch.export.Dim("batch", max=64)}])
+    model = graft.load(path, adapters={"a": tmp_path / "a"}, threads=1, buckets={"x.0": [8, 16]})
+    with torch.no_grad():
+        for rows in (3, 5, 8, 9):
+            x = torch.randn(rows, 20)
+            names = ["a" if row % 2 else None for row in range(rows)]
+            expected = torch.stack([(made if row % 2 else net)(x[row]) for row in range(rows)])
+            same(expected, model(x, adapter=names), 1e-5)
+    assert model.counters()["plan_misses"] == 2
