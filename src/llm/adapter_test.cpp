@@ -134,18 +134,13 @@ TEST(Adapter, SwapsMakeNoPlanAndAllocateNothing) {
 TEST(Adapter, ProgramsWithoutThemHaveThePlansOfBefore) {
   test::SmallLanguageModel plain;
   AdaptableModel with;
-  const auto launches = [](const test::SmallLanguageModel& model) {
+  const auto has_launches = [](const test::SmallLanguageModel& model) {
     Decoder decoder(model.model, {.threads = 1});
     decoder.prepare(1, 4, 1);
-    const std::string text = model.model->program()->describe(true);
-    std::size_t count = 0;
-    for (std::size_t at = text.find("graft add_adapter"); at != std::string::npos;
-         at = text.find("graft add_adapter", at + 1))
-      ++count;
-    return count;
+    return model.model->program()->describe(true).find("graft add_adapter") != std::string::npos;
   };
-  EXPECT_EQ(launches(plain), 0u);
-  EXPECT_EQ(launches(with), 1u);
+  EXPECT_FALSE(has_launches(plain));
+  EXPECT_TRUE(has_launches(with));
 }
 
 TEST(Adapter, WorksAfterShrink) {
