@@ -1,7 +1,9 @@
 """LoRA adapters beside a package of a language model, against eager peft."""
 
+import collections
 import copy
 import json
+import random
 import shutil
 
 import peft
@@ -612,3 +614,34 @@ def test_padded_batches(tmp_path):
             expected = torch.stack([(made if row % 2 else net)(x[row]) for row in range(rows)])
             same(expected, model(x, adapter=names), 1e-5)
     assert model.counters()["plan_misses"] == 2
+
+
+def test_damaged_bytes(llama, tmp_path):
+    """Files with some wrong bytes load or are errors of graft's; nothing else happens."""
+    _, package, adapters = llama
+    folder = adapters["few"][0]
+    generator = generator_of(package, adapters={"good": folder})
+    target = changed(folder, tmp_path / "bad")
+    gguf = gguf_of(folder, tmp_path / "good.gguf", "llama").read_bytes()
+    pick = random.Random(1)
+    outcomes = collections.Counter()
+    for name, whole, head in (
+        ("bad/adapter_model.safetensors", (target / "adapter_model.safetensors").read_bytes(), 400),
+        ("bad/adapter_config.json", (target / "adapter_config.json").read_bytes(), None),
+        ("bad.gguf", gguf, 500),
+    ):
+        for _ in range(200):
+            data = bytearray(whole)
+            for _ in range(pick.randint(1, 3)):
+                at = pick.randrange(min(head or len(data), len(data)))
+                data[at] = pick.choice([0, 255, 34, 44, 48, 125, data[at] ^ (1 << pick.randrange(8))])
+            (tmp_path / name).write_bytes(data)
+            try:
+                graft.load_adapter(generator, "mutant", tmp_path / "bad" if name.startswith("bad/") else tmp_path / name)
+                outcomes["loaded"] += 1
+            except graft.Error as e:
+                assert not isinstance(e, graft.InternalError), e
+                outcomes[type(e).__name__] += 1
+        (tmp_path / name).write_bytes(whole)
+    assert len(outcomes) > 3, outcomes
+    same(adapters["few"][1], generator.logits(IDS, adapter="good"))
