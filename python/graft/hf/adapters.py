@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,28 +59,32 @@ class Lora:
         self._model = model
         self._places: list[tuple[dict[str, Any], str]] = []  # of the modules' dictionaries, and the names in them
         self._layers: list[tuple[str, Any]] = []  # by path
-        self._made: dict[Any, tuple[Any, _C.Adapter | None]] = {}  # by what was active
+        self._made: dict[Any, tuple[Any, Any]] = {}  # adapters by what was active, with the state of its numbers
+        self._lock = threading.RLock()  # held while the model is another one
         self.find()
 
     def __bool__(self) -> bool:
         return bool(self._layers)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Lora:
+        """Of the model's copy, which calls find()."""
         made = memo[id(self)] = Lora.__new__(Lora)
-        made._model, made._made, made._places, made._layers = memo.get(id(self._model)), {}, [], []
+        made._model, made._made, made._places, made._layers = memo[id(self._model)], {}, [], []
+        made._lock = threading.RLock()
         return made
 
     def find(self) -> None:
         """Layers may have come since."""
         places, layers = [], []
-        for path, module in self._model.named_modules():
-            for name, child in module._modules.items():
-                if child is not None and of_peft(child) and not of_peft(module) and hasattr(child, "lora_A"):
-                    where = f"{path}.{name}" if path else name
-                    self._check(where, child)
-                    places.append((module._modules, name))
-                    layers.append((where, child))
-        self._places, self._layers = places, layers
+        with self._lock:
+            for path, module in self._model.named_modules():
+                for name, child in module._modules.items():
+                    if child is not None and of_peft(child) and not of_peft(module) and hasattr(child, "lora_A"):
+                        where = f"{path}.{name}" if path else name
+                        self._check(where, child)
+                        places.append((module._modules, name))
+                        layers.append((where, child))
+            self._places, self._layers = places, layers
 
     @staticmethod
     def _check(path: str, layer: Any) -> None:
@@ -103,23 +108,30 @@ class Lora:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """Within it, the model is the base model."""
-        held = [modules[name] for modules, name in self._places]
-        for (modules, name), layer in zip(self._places, held):
-            modules[name] = layer.base_layer
-        try:
-            yield
-        finally:
-            for (modules, name), layer in zip(self._places, held):
-                modules[name] = layer
+        """Within it, the model is the base model; other threads wait."""
+        with self._lock:
+            held = list(zip(self._places, self._layers))
+            for (modules, name), (_, layer) in held:
+                modules[name] = layer.base_layer
+            try:
+                yield
+            finally:
+                for (modules, name), (_, layer) in held:
+                    modules[name] = layer
 
     def chosen(self, program: _C.Program, rows: int, thorough: bool) -> list[Any]:
-        """Those of a call: none, one for all rows, or one per row. thorough: looks whether their numbers are others now."""
+        """Those of a call: none, one for all rows, or one per row. thorough: looks whether their numbers are others
+        now."""
         names = self._names_by_row()
         if names is None:
-            key = tuple(() if layer.disable_adapters or layer.merged else tuple(layer.active_adapters) for _, layer in self._layers)
+            key = tuple(
+                () if layer.disable_adapters or layer.merged else tuple(layer.active_adapters)
+                for _, layer in self._layers
+            )
             adapter = self._adapter(program, key, thorough)
             return [] if adapter is None else [adapter]
+        if any(layer.merged for _, layer in self._layers):
+            raise InvalidArgument("adapter_names: expected a model without merged adapters; call unmerge_adapter()")
         if len(names) != rows:
             raise InvalidArgument(f"adapter_names: expected one of each of the {rows} rows, found {len(names)}")
         made = {
@@ -139,13 +151,13 @@ class Lora:
                 return list(names)
         return None
 
-    def _adapter(self, program: _C.Program, key: Any, thorough: bool) -> _C.Adapter | None:
+    def _adapter(self, program: _C.Program, key: Any, thorough: bool) -> Any:
         """The sum of those that are active. key: their names by layer."""
         held = self._made.get((id(program), key))
         if held is not None and not thorough:
             return held[1]
         parts = [
-            (path, [(layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]) for name in names if name in layer.lora_A])
+            (path, [_matrices(layer, name) for name in names if name in layer.lora_A])
             for (path, layer), names in zip(self._layers, key)
         ]
         state = [(_state(a), _state(b), scale) for _, summands in parts for a, b, scale in summands]
@@ -158,6 +170,10 @@ class Lora:
         return held[1]
 
 
+def _matrices(layer: Any, name: str) -> tuple[torch.Tensor, torch.Tensor, float]:
+    return layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name]
+
+
 def _state(tensor: torch.Tensor) -> Any:
     """Changes when the numbers do: writes through `.data` leave no trace but the numbers."""
     flat = tensor.detach().reshape(-1)
@@ -165,7 +181,8 @@ def _state(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version, sample
 
 
-def _made(program: _C.Program, parts: Sequence[tuple[str, Sequence[tuple[Any, Any, float]]]]) -> _C.Adapter | None:
+def _made(program: _C.Program, parts: Sequence[tuple[str, Sequence[tuple[Any, Any, float]]]]) -> Any:
+    """Their sum; None for none."""
     if not parts:
         return None
     keep, layers = [], []
@@ -178,7 +195,8 @@ def _made(program: _C.Program, parts: Sequence[tuple[str, Sequence[tuple[Any, An
             scale = 1.0
         pair = [matrix.detach().to("cpu").contiguous() for matrix in (a, b)]
         if pair[0].dtype != pair[1].dtype or pair[0].dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise Unsupported(f"expected LoRA matrices of one type of at most 32 bits at '{path}', found {pair[0].dtype}")
+            found = f"{pair[0].dtype} and {pair[1].dtype}"
+            raise Unsupported(f"expected LoRA matrices of one type of at most 32 bits at '{path}', found {found}")
         keep += pair
         layers.append((path, *((m.data_ptr(), NUMBER_OF[m.dtype], tuple(m.shape)) for m in pair), float(scale)))
     return _C.Adapter.of(program, layers)

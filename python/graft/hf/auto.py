@@ -34,6 +34,7 @@ class AutoModelForCausalLM:
         kv_dtype: str = "computed",
         threads: int = 0,
         progress: bool | None = None,
+        max_adapter_rank: int = 0,
     ) -> Any:
         """A model of transformers, compiled, whose parameters are meta tensors. name_or_dir: a folder with config.json
         and safetensors, a name on the Hugging Face hub, or a GGUF file. The rest as `graft.compile`.
@@ -65,14 +66,14 @@ class AutoModelForCausalLM:
                     plain = export(model, weights, tied, None, digest, say) if quantize else exported
 
                     def of_plain() -> Any:
-                        return load(plain, made, files, device or "", say)
+                        return load(plain, made, files, device or "", say, max_adapter_rank)
 
                     def values(name: str, tensor: torch.Tensor) -> torch.Tensor:
                         stored = weights.get(tied.get(name, name))
                         return tensor if stored is None else stored.tensor()
 
                     verdict = prove(model, kind, plain, of_plain, values, device or "", say)
-                program = load(exported, made, [] if quantize else files, device or "", say)
+                program = load(exported, made, [] if quantize else files, device or "", say, max_adapter_rank)
         model.graft = engine_of(
             program,
             exported,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from executorch.runtime import Runtime
@@ -19,6 +21,7 @@ from torch import nn
 import device_nets
 import graft
 import graft.executorch
+import lora
 from device_nets import Decoder, Encoder, differ, padded_call
 
 TOLERANCE = 1e-5  # relative to the largest value
@@ -201,3 +204,21 @@ def test_command_line(case):
 
 def input_names(path: Path) -> list[str]:
     return [i["name"] for i in graft.load(path, device="cpu").describe()["methods"][0]["inputs"]]
+
+
+def test_adapters_run_beside_the_device(device, tmp_path):
+    """Their launches are the CPU's, between the device's own."""
+    net = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 48)).eval().requires_grad_(False)
+    adapted = peft.get_peft_model(copy.deepcopy(net), peft.LoraConfig(r=4, target_modules=["0", "2"])).eval()
+    lora.fill(adapted, "default", 3)
+    adapted.save_pretrained(tmp_path / "a")
+    x = torch.randn(6, 64)
+    batch = torch.export.Dim("batch", max=64)
+    path = graft.export(net, (x,), dynamic_shapes=[{0: batch}], path=tmp_path / "net.pte")
+    model = graft.load(path, device=device, adapters={"a": tmp_path / "a"})
+    with torch.no_grad():
+        expected = torch.cat([adapted(x[:2]), net(x[2:4]), adapted(x[4:])])
+    for _ in range(2):
+        assert differ(model(x, adapter=["a", "a", None, None, "a", "a"]), expected) <= 10 * TOLERANCE
+        assert differ(model(x), net(x)) <= 10 * TOLERANCE
+    assert model.counters()["stages"] > 0

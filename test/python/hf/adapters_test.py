@@ -1,5 +1,6 @@
 """Unmerged LoRA of peft in compiled models, against the same model of peft in eager PyTorch."""
 
+import concurrent.futures
 import copy
 
 import peft
@@ -81,6 +82,9 @@ def test_wrong_numbers_of_names():
     with pytest.raises(graft.InvalidArgument, match="expected one of each of the 4 rows, found 2"):
         compiled(IDS.expand(4, -1), adapter_names=["other", "default"])  # peft then leaves its hooks where they are
     assert compiled(IDS.expand(2, -1), adapter_names=["other", "default"]).logits.shape[0] == 2
+    compiled.merge_adapter(["default"])
+    with pytest.raises(graft.InvalidArgument, match="without merged adapters"):
+        compiled(IDS.expand(2, -1), adapter_names=["other", "default"])
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -213,6 +217,28 @@ def test_by_name_without_peft(tmp_path):
     model.graft.adapter = "a"
     with torch.no_grad():
         same(made[0](IDS).logits, model(IDS).logits)
+
+
+def test_weights_in_their_files(tmp_path):
+    """graft.AutoModelForCausalLM, whose weights torch never has."""
+    base = llm_models.BY_NAME["llama"].make()
+    base.save_pretrained(tmp_path / "base")
+    made = lora.adapted(base, "llama", 8)
+    model = graft.AutoModelForCausalLM.from_pretrained(tmp_path / "base", threads=1, max_adapter_rank=4)
+    graft.load_adapter(model, "a", lora.saved(made, tmp_path / "a"))
+    with torch.no_grad():
+        same(base(IDS).logits, model(IDS).logits)
+        model.graft.adapter = "a"
+        same(made(IDS).logits, model(IDS).logits)
+
+
+def test_threads(pair):
+    """Calls of several threads, each of which looks whether the base model is what it was."""
+    _, compiled = pair
+    expected = compiled(IDS).logits
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: compiled(IDS).logits, range(40)):
+            assert torch.equal(found, expected)
 
 
 def _bert():

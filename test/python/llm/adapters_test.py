@@ -39,7 +39,10 @@ def llama(tmp_path_factory):
         (
             "patterns",
             4,
-            {"rank_pattern": {"q_proj": 3, "layers.1.mlp.*_proj": 5}, "alpha_pattern": {"model.layers.0.self_attn.v_proj": 20}},
+            {
+                "rank_pattern": {"q_proj": 3, "layers.1.mlp.*_proj": 5},
+                "alpha_pattern": {"model.layers.0.self_attn.v_proj": 20},
+            },
         ),
         ("few", 5, {"target_modules": ["v_proj"], "layers_to_transform": [1]}),
     ):
@@ -227,9 +230,10 @@ def test_the_prefix_cache_tells_adapters_apart(llama, tmp_path):
     """Also after an end of the process, by the adapter's numbers."""
     _, package, adapters = llama
     prompt = [(5 * i + 1) % 190 for i in range(100)]
-    options = dict(rows=1, threads=1, max_adapter_rank=8, prefix_cache_bytes=1 << 22, prefix_cache_file=tmp_path / "cache")
+    options = dict(rows=1, threads=1, max_adapter_rank=8, prefix_cache_bytes=1 << 22)
+    options["prefix_cache_file"] = tmp_path / "cache"
 
-    def run(path, name="a"):
+    def run(path):
         batch = graft.BatchGenerator(package, **options)
         if path is not None:
             graft.load_adapter(batch, "a", path)
@@ -256,8 +260,8 @@ def changed(folder, target, change=None, tensors=None):
         change(config)
         (target / "adapter_config.json").write_text(json.dumps(config))
     if tensors is not None:
-        held = load_file(target / "adapter_model.safetensors")
-        save_file({name: tensor.contiguous() for name, tensor in tensors(held).items()}, target / "adapter_model.safetensors")
+        path = target / "adapter_model.safetensors"
+        save_file({name: tensor.contiguous() for name, tensor in tensors(load_file(path)).items()}, path)
     return target
 
 
@@ -454,7 +458,8 @@ def test_rows_that_are_not_the_batch(tmp_path):
     made.save_pretrained(tmp_path / "a")
     dims = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("tokens", max=64)}
     x = torch.randn(3, 5, 8)
-    model = graft.load(graft.export(net, (x,), path=tmp_path / "net.pte", dynamic_shapes=[dims]), adapters={"a": tmp_path / "a"})
+    path = graft.export(net, (x,), path=tmp_path / "net.pte", dynamic_shapes=[dims])
+    model = graft.load(path, adapters={"a": tmp_path / "a"})
     with torch.no_grad():
         same(made(x), model(x, adapter="a"), 1e-5)
     same(model(x, adapter="a"), model(x, adapter=["a"] * 3), 0)
