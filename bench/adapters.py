@@ -74,8 +74,7 @@ def main() -> None:
     packages, adapter, eager = make(options.folder, options.layers)
     for kind, package in packages.items():
         without = graft.TextGenerator(package, threads=options.threads)
-        room = graft.TextGenerator(package, threads=options.threads, max_adapter_rank=RANK)
-        graft.load_adapter(room, "a", adapter)
+        room = graft.TextGenerator(package, threads=options.threads, adapters={"a": adapter})
         ids = [(7 * i + 3) % 7000 for i in range(24)]
         with torch.no_grad():
             expected = eager(torch.tensor([ids])).logits[0]

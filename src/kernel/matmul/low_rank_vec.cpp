@@ -8,31 +8,37 @@ namespace {
 template <typename T>
 using Stored = typename T::Stored;
 
-// Two sums per row, which hide some of the latency of the fma; rows hide the rest.
+// Sums per row, which hide the latency of the fma where there is one row.
+constexpr int kChains = 4;
+constexpr i64 kStep = kChains * kLanes;
+
 template <typename T, int R>
 GRAFT_VEC void down_rows(const Stored<T>* x, i64 x_stride, i64 depth, const float* a, i64 q0, i64 q1, float* t,
                          i64 t_stride) {
   for (i64 q = q0; q < q1; ++q) {
     const float* row = a + q * depth;
-    vf even[R], odd[R];
+    vf s[R][kChains];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) even[r] = odd[r] = zero();
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int c = 0; c < kChains; ++c) s[r][c] = zero();
+    }
     i64 k = 0;
-    for (; k + 2 * kLanes <= depth; k += 2 * kLanes) {
-      const vf first = load(row + k), second = load(row + k + kLanes);
+    for (; k + kStep <= depth; k += kStep) {
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        even[r] = fma(T::load(x + r * x_stride + k), first, even[r]);
-        odd[r] = fma(T::load(x + r * x_stride + k + kLanes), second, odd[r]);
+      for (int c = 0; c < kChains; ++c) {
+        const vf some = load(row + k + c * kLanes);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) s[r][c] = fma(T::load(x + r * x_stride + k + c * kLanes), some, s[r][c]);
       }
     }
     for (; k < depth; k += kLanes) {
       const vf some = load_some<F32>(row + k, depth - k);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) even[r] = fma(load_some<T>(x + r * x_stride + k, depth - k), some, even[r]);
+      for (int r = 0; r < R; ++r) s[r][0] = fma(load_some<T>(x + r * x_stride + k, depth - k), some, s[r][0]);
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) t[r * t_stride + q] = sum_lanes(even[r] + odd[r]);
+    for (int r = 0; r < R; ++r) t[r * t_stride + q] = sum_lanes((s[r][0] + s[r][1]) + (s[r][2] + s[r][3]));
   }
 }
 
@@ -57,9 +63,15 @@ GRAFT_VEC void up_rows(const Stored<T>* y, i64 y_stride, Stored<T>* out, i64 out
 template <typename T>
 void down_as(const Stored<T>* x, i64 x_stride, int rows, i64 depth, const float* a, i64 q0, i64 q1, float* t,
              i64 t_stride) {
-  if (rows == 4) return down_rows<T, 4>(x, x_stride, depth, a, q0, q1, t, t_stride);
-  for (int r = 0; r < rows; ++r)
-    down_rows<T, 1>(x + r * x_stride, x_stride, depth, a, q0, q1, t + r * t_stride, t_stride);
+  // As many at once as there are registers for sums.
+  int r = 0;
+  if constexpr (kVectorRegisters == 32) {
+    for (; r + 4 <= rows; r += 4)
+      down_rows<T, 4>(x + r * x_stride, x_stride, depth, a, q0, q1, t + r * t_stride, t_stride);
+  }
+  for (; r + 2 <= rows; r += 2)
+    down_rows<T, 2>(x + r * x_stride, x_stride, depth, a, q0, q1, t + r * t_stride, t_stride);
+  if (r < rows) down_rows<T, 1>(x + r * x_stride, x_stride, depth, a, q0, q1, t + r * t_stride, t_stride);
 }
 
 template <typename T>
