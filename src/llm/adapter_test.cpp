@@ -143,6 +143,32 @@ TEST(Adapter, ProgramsWithoutThemHaveThePlansOfBefore) {
   EXPECT_TRUE(has_launches(with));
 }
 
+// A package from a stranger may name any operator.
+TEST(Adapter, NodesInAPackageAreRefused) {
+  const auto program = [](std::int64_t layer, std::int64_t rank, std::int64_t option) {
+    test::GraphBuilder graph;
+    const std::vector<ir::Dim> dims = {test::dynamic(1, 8, "n"), test::fixed(4)};
+    const auto x = ir::Arg::of_value(graph.input("x", DType::f32, dims));
+    graph.output(graph.node("graft.add_adapter",
+                            {{"self", x},
+                             {"input", x},
+                             {"batch", test::of_none()},
+                             {"layer", test::of_int(layer)},
+                             {"most_rank", test::of_int(rank)}},
+                            DType::f32, dims));
+    LoadOptions options;
+    options.max_adapter_rank = option;
+    std::vector<float> numbers(8, 2.f);
+    Session session(graph.build(options));
+    const std::vector<Value> out = session.run("forward", std::vector{test::tensor(numbers, {2, 4})});
+    return static_cast<const float*>(out[0].tensor.data)[7];
+  };
+  EXPECT_EQ(program(1 << 20, 8, 0), 2.f);  // no run has adapters
+  expect_error<InvalidProgram>([&] { program(0, 8, 8); }, "which only a load makes");
+  expect_error<Unsupported>([&] { program(0, INT64_MAX, 0); }, "most_rank must be from 1 to 4096");
+  expect_error<Unsupported>([&] { program(-1, 8, 0); }, "layer must be known");
+}
+
 TEST(Adapter, WorksAfterShrink) {
   AdaptableModel model;
   const auto adapter = Numbers().of(model);

@@ -16,6 +16,7 @@
 #include "exec/cpus.h"
 #include "graft/graft.h"
 #include "kernel/matmul/block_matmul.h"
+#include "kernel/matmul/low_rank.h"
 #include "kernel/simd/cpu_check.h"
 #include "load/fold.h"
 #include "load/loaded_model.h"
@@ -38,9 +39,6 @@ constexpr std::size_t kPackageAlignment = 16;
 
 // Prefix of the keys of named data that hold plans.
 constexpr std::string_view kPlanKey = "graft.plan.";
-
-// LoadOptions::max_adapter_rank: a launch has scratch for so many numbers per row.
-constexpr std::int64_t kMaxAdapterRank = 4096;
 
 // What pack() adds to the name of a package.
 constexpr const char* kPackedSuffix = ".packed";

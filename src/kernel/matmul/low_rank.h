@@ -7,6 +7,9 @@
 
 namespace graft {
 
+// The largest rank: a launch has scratch for so many numbers per row.
+inline constexpr std::int64_t kMaxAdapterRank = 4096;
+
 struct AddAdapterAttrs {
   std::int64_t layer = 0;  // index into the lists of KernelContext::adapters
   std::int64_t most_rank = 0;

@@ -21,9 +21,9 @@ Refusal refuse_add_adapter(const NodeView& node) {
   const ir::Value &self = node.tensor("self"), &input = node.tensor("input");
   if (!is_matrix(self) || input.dtype != self.dtype || input.rank() != self.rank())
     return str("self is ", self.str(), " and input ", input.str(), ", expected f32, f16 or bf16 of one rank");
-  for (const std::string_view argument : {"layer", "most_rank"})
-    if (const auto value = node.constant(argument); !value || *value < 0)
-      return str(argument, " must be known and not negative");
+  if (const auto layer = node.constant("layer"); !layer || *layer < 0) return "layer must be known and not negative";
+  if (const auto rank = node.constant("most_rank"); !rank || *rank < 1 || *rank > kMaxAdapterRank)
+    return str("most_rank must be from 1 to ", kMaxAdapterRank);
   return {};
 }
 
@@ -50,6 +50,8 @@ std::vector<Tensor> lower_add_adapter(const Call& call, std::span<const Shape> s
     const std::int64_t batch = call.tensor("batch").size(0);
     if (batch > 0 && rows % batch == 0) attrs.batch = batch;
   }
+  GRAFT_CHECK(Unsupported, rows <= INT64_MAX / add_adapter_scratch_bytes(attrs, 1), "a layer of ", rows,
+              " rows is too large for adapters");
   lowering.launch(kAddAdapter, {product, rows_of(input, lowering)}, {rows_of(out, lowering)}, attrs,
                   add_adapter_scratch_bytes(attrs, rows), 1u);
   return {out};

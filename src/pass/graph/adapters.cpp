@@ -5,11 +5,14 @@
 #include <optional>
 #include <utility>
 
+#include "base/check.h"
 #include "op/rows.h"
 #include "pass/graph/graph.h"
 
 namespace graft {
 namespace {
+
+constexpr std::string_view kAddAdapter = "graft.add_adapter";
 
 class AdapterPass {
  public:
@@ -130,7 +133,7 @@ class AdapterPass {
     add.name = node.name + "_adapter";
     add.origin = node.origin;
     add.outputs = {sum};
-    graph_.replace(add, "graft.add_adapter",
+    graph_.replace(add, kAddAdapter,
                    {{"self", ir::Arg::of_value(before)},
                     {"input", product.operand},
                     {"batch", rows_known ? ir::Arg::of_value(*batch_) : ir::Arg()},
@@ -157,6 +160,10 @@ std::size_t AdapterLayers::index_of(const Layer& layer) {
 }
 
 std::size_t add_adapters(ir::Program& program, AdapterLayers& layers) {
+  // Their layers would be no layers of adapters.
+  for (const ir::Op& op : program.ops)
+    GRAFT_CHECK(InvalidProgram, op.target != kAddAdapter, "the program has nodes of ", kAddAdapter,
+                ", which only a load makes");
   std::size_t count = 0;
   for (ir::Method& method : program.methods) count += AdapterPass(program, method, layers).run();
   return count;
