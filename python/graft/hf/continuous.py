@@ -83,8 +83,8 @@ class _Request:
 
 class Manager:
     """What `init_continuous_batching` gives: requests from any thread, results in the order in which they end. Each text
-    is that of `generate()` for its prompt alone; sampled ones are drawn by graft, from `seed` (by default a number that
-    torch draws)."""
+    is that of `generate()` for its prompt alone, with the adapters that are active when the manager is made; sampled
+    ones are drawn by graft, from `seed` (by default a number that torch draws)."""
 
     warmed_up = False
 
@@ -110,6 +110,8 @@ class Manager:
             if engine.max_length is None and hints.max_prompt_length:
                 length = hints.max_prompt_length + (hints.max_generated_length or config.max_new_tokens or _NEW_TOKENS)
         self._length = min(length, getattr(model.config.get_text_config(), "max_position_embeddings", None) or length)
+        lora = model._graft_lora
+        self._adapters = engine.chosen_adapters(1) or (lora.chosen(engine.program, 1, thorough=True) if lora else [])
         self._generator = engine.batch_generator(type(model).__name__, rows, self._length)
         self._counter = itertools.count()
         self._lock = threading.Condition()
@@ -244,6 +246,7 @@ class Manager:
         config = self.generation_config
         made = _settings(config, settings)
         made["max_new_tokens"] = max_new_tokens or config.max_new_tokens or _NEW_TOKENS
+        made["adapters"] = self._adapters
         made["eos_token_ids"] = _ends(config.eos_token_id if eos_token_id is None else eos_token_id)
         request_id = f"req_{next(self._counter)}" if request_id is None else request_id
         names = [f"{request_id}__child#{i}" for i in range(self._returned - 1)] + [request_id]

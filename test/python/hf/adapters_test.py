@@ -292,3 +292,32 @@ def test_only_the_fast_route_runs_them():
     model = graft.compile(llm_models.BY_NAME["llama"].make(), threads=1)
     with pytest.raises(graft.Unsupported, match="loaded without adapters"):
         graft.load_adapter(model, "a", "nowhere")
+
+
+def test_continuous_batching_has_what_is_active(pair):
+    eager, compiled = pair
+    settings = dict(max_new_tokens=5, eos_token_id=-1, do_sample=False)
+    prompts = [IDS[0].tolist(), [4, 8, 15]]
+    texts = []
+    for name in ("default", "other"):
+        for model in pair:
+            model.set_adapter(name)
+        found = compiled.get_base_model().generate_batch(prompts, transformers.GenerationConfig(**settings))
+        texts.append([result.generated_tokens for result in found.values()])
+        for prompt, tokens in zip(prompts, texts[-1]):
+            options = dict(max_new_tokens=5, eos_token_id=None, do_sample=False, pad_token_id=0)
+            assert tokens == eager.generate(input_ids=torch.tensor([prompt]), **options)[0, len(prompt) :].tolist()
+    assert texts[0] != texts[1]
+    for model in pair:
+        model.set_adapter("default")
+
+
+def test_calls_of_the_general_route_are_refused(pair):
+    """It knows nothing of adapters."""
+    _, compiled = pair
+    with pytest.raises(graft.Unsupported, match="output_hidden_states"):
+        compiled(IDS, output_hidden_states=True)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 0, 0]])
+    with pytest.raises(graft.Unsupported, match="padded on the left"):
+        compiled.generate(input_ids=IDS, attention_mask=mask, max_new_tokens=2)
+    assert compiled(IDS, attention_mask=mask).logits[0, 6:].isnan().all()
