@@ -193,6 +193,11 @@ class Compiled:
         special = general_calls.is_general(config, call) or self._beyond(kwargs)
         if special and (general := self._general(past_key_values)) is not None:
             return self._by_general(general, call)
+        if special and general_calls.is_packed(config, call):
+            raise Unsupported(
+                "position_ids: expected positions that follow each other, or a mask or cache, found those of several sequences "
+                "in a row; only a model compiled without quantize, release_weights and adapters takes them"
+            )
         wanted = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         refuse_outputs(config, wanted, "use the model before graft.compile")
         if output_router_logits := kwargs.pop("output_router_logits", None):

@@ -19,10 +19,10 @@ def is_general(config: Any, call: Mapping[str, Any]) -> bool:
     """Whether the arguments of a forward, without those that are None, are for the general route whatever the mask's
     values are."""
     between = any(call.get(name, getattr(config, name, False)) for name in _BETWEEN_LAYERS)
-    return between or bool(call.get("output_router_logits")) or "inputs_embeds" in call or _is_packed(config, call)
+    return between or bool(call.get("output_router_logits")) or "inputs_embeds" in call or is_packed(config, call)
 
 
-def _is_packed(config: Any, call: Mapping[str, Any]) -> bool:
+def is_packed(config: Any, call: Mapping[str, Any]) -> bool:
     """Without mask and cache, transformers takes positions that do not follow each other as several sequences in a row,
     which do not see each other."""
     positions = call.get("position_ids")
@@ -73,4 +73,4 @@ def take_cache(model: Any, cache: Any, mask: Any, tokens: int) -> Any:
     return mask
 
 
-__all__ = ["generates", "is_general", "take_cache"]
+__all__ = ["generates", "is_general", "is_packed", "take_cache"]

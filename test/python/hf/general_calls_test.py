@@ -206,6 +206,8 @@ def test_models_whose_weights_it_cannot_read_say_so(options):
         compiled.generate(ids, attention_mask=mask, max_new_tokens=2)
     with pytest.raises(graft.Unsupported, match="inputs_embeds"):
         compiled(inputs_embeds=torch.zeros(1, 3, 48))
+    with pytest.raises(graft.Unsupported, match="several sequences in a row"):
+        compiled(ids, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
     assert compiled.generate(ids, max_new_tokens=2, pad_token_id=1).shape == (2, 8)
 
 
