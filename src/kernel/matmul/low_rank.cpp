@@ -82,8 +82,7 @@ void up(const KernelContext& ctx, const AddAdapterAttrs& attrs, const Rows& rows
   const TensorDesc &y = ctx.in(0), &out = ctx.out();
   const i64 columns = out.shape[1], size = static_cast<i64>(byte_size(out.dtype));
   const bool in_place = ctx.inputs[0] == ctx.outputs[0];
-  // Work items are blocks of columns of all rows, so that a task reads its part of B once; where there are more rows
-  // than columns' blocks, it are rows.
+  // Work items are blocks of columns, so that a task reads its part of B once; rows where there are more of these.
   const i64 blocks = ceil_div(columns, kColumnStep);
   const bool by_rows = rows.size() > blocks;
   const auto [begin, end] = ctx.range(by_rows ? rows.size() : blocks);
