@@ -252,6 +252,8 @@ class _Runner:
     """`model.graft` of an attached model."""
 
     lengths = Lengths()  # positions go to the programs as they are
+    view = None  # the programs are what they are: no other route
+    max_length = None
 
     def __init__(self, programs: StaticPrograms, runtime: str, threads: int) -> None:
         self.programs, self.layers, self.runtime = programs, programs.layers, runtime
@@ -275,6 +277,15 @@ class _Runner:
 
     def new_state(self, kinds: Sequence[Kind], dtype: torch.dtype) -> StaticState:
         return StaticState(self, kinds, dtype)
+
+    def chosen_adapters(self, rows: int) -> list[Any]:
+        return []
+
+    def batch_generator(self, architecture: str, rows: int, length: int) -> Any:
+        raise Unsupported(
+            "continuous batching (generate_batch): programs of export_static have one cache for all rows of a batch; use "
+            "generate() with a left-padded batch"
+        )
 
     def step(self, tokens: int, *args: Any) -> tuple[torch.Tensor, StaticKV]:
         self.calls[tokens] += 1

@@ -183,3 +183,5 @@ def test_wrong_uses(one_layer):
     graft.hf.attach(model, programs)
     with pytest.raises(graft.InvalidArgument, match="room for 24 tokens, 25 are needed"):
         model(prompt(25))
+    with pytest.raises(graft.Unsupported, match="continuous batching.*one cache for all rows"):
+        model.generate_batch([[3, 4]])
