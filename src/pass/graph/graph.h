@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string_view>
@@ -9,6 +10,11 @@
 #include "ir/program.h"
 
 namespace graft {
+
+inline bool same_size(const ir::Dim& a, const ir::Dim& b) {
+  return a.min == b.min && a.max == b.max && a.expr == b.expr;
+}
+inline bool same_sizes(const ir::Value& a, const ir::Value& b) { return std::ranges::equal(a.dims, b.dims, same_size); }
 
 // A method as passes see it: which node makes a value, what a node is, and replacing a node's operator.
 class Graph {

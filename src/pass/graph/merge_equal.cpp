@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <compare>
 #include <cstdint>
@@ -8,18 +7,17 @@
 #include <tuple>
 #include <vector>
 
+#include "op/operator.h"
+#include "pass/graph/graph.h"
 #include "pass/graph/passes.h"
 
 namespace graft {
 namespace {
 
-constexpr std::array<std::string_view, 7> kRandom = {
-    "aten.rand.default",    "aten.rand_like.default", "aten.randn.default",   "aten.randn_like.default",
-    "aten.randint.default", "aten.randint.low",       "aten.randperm.default"};
-
 // Of ATen, whose operators are functions of their arguments but where they draw numbers; graft's own may have states.
 bool is_function(std::string_view target) {
-  return target.starts_with("aten.") && std::ranges::find(kRandom, target) == kRandom.end();
+  const Operator* op = target.starts_with("aten.") ? find_operator(target) : nullptr;
+  return op != nullptr && !op->random;
 }
 
 struct Less {
@@ -41,11 +39,7 @@ struct Less {
   }
 };
 
-bool same_sizes(const ir::Value& a, const ir::Value& b) {
-  return a.dtype == b.dtype && std::ranges::equal(a.dims, b.dims, [](const ir::Dim& x, const ir::Dim& y) {
-           return x.min == y.min && x.max == y.max && x.expr == y.expr;
-         });
-}
+bool alike(const ir::Value& a, const ir::Value& b) { return a.dtype == b.dtype && same_sizes(a, b); }
 
 class Merger {
  public:
@@ -73,7 +67,7 @@ class Merger {
         continue;
       }
       const auto [known, is_new] = first.emplace(&node, result);
-      if (is_new || !same_sizes(method_.values[known->second], value)) continue;
+      if (is_new || !alike(method_.values[known->second], value)) continue;
       stands_for_[result] = known->second;
       ++count;
     }
@@ -93,9 +87,8 @@ class Merger {
     if (op.arg_names.size() < 2 || op.arg_names[0] != "self" || op.arg_names[1] != "other") return nullptr;
     const ir::Arg &self = node.args[0], &other = node.args[1];
     const bool zero = other.kind == ir::Arg::Kind::integer && other.i == 0;
-    return zero && self.is_value() && same_sizes(method_.values[self.value()], method_.values[node.outputs[0]])
-               ? &self
-               : nullptr;
+    return zero && self.is_value() && alike(method_.values[self.value()], method_.values[node.outputs[0]]) ? &self
+                                                                                                           : nullptr;
   }
 
   const ir::Program& program_;

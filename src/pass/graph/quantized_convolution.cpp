@@ -220,7 +220,7 @@ class Packer {
   bool same_size(const ir::Arg& a, const ir::Arg& b) const {
     const auto &left = graph_.tensor(a)->dims, &right = graph_.tensor(b)->dims;
     return std::ranges::equal(left, right, [](const ir::Dim& x, const ir::Dim& y) {
-      return x.min == y.min && x.max == y.max && x.expr == y.expr && (x.is_static() || !x.expr.empty());
+      return graft::same_size(x, y) && (x.is_static() || !x.expr.empty());
     });
   }
 

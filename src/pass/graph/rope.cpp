@@ -47,11 +47,6 @@ bool fits(const ir::Value* factor, const ir::Value& x) {
   return factor->dims.back().is_static() && factor->dims.back().min == x.dims.back().min;
 }
 
-bool same_size(const ir::Dim& a, const ir::Dim& b) { return a.min == b.min && a.max == b.max && a.expr == b.expr; }
-
-// Whether x has the sizes of the result, so that no factor broadcasts it.
-bool same_sizes(const ir::Value& a, const ir::Value& b) { return std::ranges::equal(a.dims, b.dims, same_size); }
-
 struct Factors {
   ir::Arg left, right;
 };
@@ -74,7 +69,7 @@ std::optional<Rope> find_rope(const Graph& graph, const ir::Node& node) {
   for (const auto& [x, cos] : {std::pair{plain->left, plain->right}, std::pair{plain->right, plain->left}}) {
     const ir::Value* value = graph.tensor(x);
     if (value == nullptr || value->dtype != DType::f32 || value->rank() != 4) continue;
-    if (!same_sizes(*value, graph.output(node))) continue;
+    if (!same_sizes(*value, graph.output(node))) continue;  // a factor would broadcast it
     const ir::Dim& last = value->dims.back();
     if (!last.is_static() || last.min < 2 || last.min % 2 != 0 || !fits(graph.tensor(cos), *value)) continue;
     for (const auto& [rotated, sin] :
