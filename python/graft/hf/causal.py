@@ -309,6 +309,13 @@ class Compiled:
         """Within it, the model is as it was compiled: without adapters."""
         return contextlib.nullcontext() if self._graft_lora is None else self._graft_lora.hidden()
 
+    def _chosen_adapters(self, rows: int, begins: bool) -> list[Any]:
+        """By name, or what is active in the layers of peft. begins: a sequence, whose adapters are looked at again."""
+        chosen = self.graft.chosen_adapters(rows)
+        if chosen or self._graft_lora is None:
+            return chosen
+        return self._graft_lora.chosen(self.graft.program, rows, thorough=begins)
+
     def _logits(
         self, ids: torch.Tensor, mask: Any, position_ids: Any, cache: Any, to_keep: Any, rule: str | None
     ) -> torch.Tensor:
@@ -331,9 +338,7 @@ class Compiled:
         after = None if real is None else padding_after_tokens(real)[:, -tokens:][:, keep]
         if after is not None and bool(after.any()) and self.graft.view is not None:
             raise OtherMask("attention_mask: padding after tokens, whose logits only the general route computes")
-        state.adapters = engine.chosen_adapters(rows)
-        if not state.adapters and self._graft_lora is not None:
-            state.adapters = self._graft_lora.chosen(engine.program, rows, thorough=state.columns == 0)
+        state.adapters = self._chosen_adapters(rows, begins=state.columns == 0)
         try:
             logits = state.compute(ids, positions, real, keep)
         finally:

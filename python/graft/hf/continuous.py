@@ -110,8 +110,7 @@ class Manager:
             if engine.max_length is None and hints.max_prompt_length:
                 length = hints.max_prompt_length + (hints.max_generated_length or config.max_new_tokens or _NEW_TOKENS)
         self._length = min(length, getattr(model.config.get_text_config(), "max_position_embeddings", None) or length)
-        lora = model._graft_lora
-        self._adapters = engine.chosen_adapters(1) or (lora.chosen(engine.program, 1, thorough=True) if lora else [])
+        self._adapters = model._chosen_adapters(1, begins=True)
         self._generator = engine.batch_generator(type(model).__name__, rows, self._length)
         self._counter = itertools.count()
         self._lock = threading.Condition()

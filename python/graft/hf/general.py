@@ -421,10 +421,7 @@ class GeneralEngine:
 
     def _trial(self) -> Any:
         """The twin under this engine."""
-        made = self._kind.__new__(self._kind)
-        made.__dict__.update(vars(self._twin), graft=self, _graft_guard=Trusted(), _graft_dtype=torch.float32)
-        made.__class__ = class_of(self._kind)
-        return made
+        return _under(self, self._kind, self._twin, torch.float32)
 
     def stats(self) -> dict[str, Any]:
         """calls; traced, programs made; compared, calls that eager PyTorch computed too; dropped, programs beyond those
@@ -553,9 +550,13 @@ def view(model: Any) -> Any:
     kind, fast, options = type(model)._uncompiled, model.graft, model._graft_options
     if fast.general is None:
         fast.general = GeneralEngine(kind, options["device"] or "", options["threads"])
+    return _under(fast.general, kind, model, model._graft_dtype)
+
+
+def _under(engine: GeneralEngine, kind: type, model: Any, dtype: torch.dtype) -> Any:
+    """An object with what the model has, which the engine computes."""
     made = kind.__new__(kind)
-    own = dict(graft=fast.general, _graft_guard=Trusted(), _graft_dtype=model._graft_dtype)
-    made.__dict__.update(vars(model), **own)
+    made.__dict__.update({**vars(model), "graft": engine, "_graft_guard": Trusted(), "_graft_dtype": dtype})
     made.__class__ = class_of(kind)
     return made
 

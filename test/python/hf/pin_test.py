@@ -177,7 +177,7 @@ def test_nothing_else_takes_the_names():
     assert not any(hasattr(kind, name) for name in attributes)
     replaced = {name for name in vars(graft.hf.causal.Compiled) if not name.startswith("__")}
     added = {"_uncompiled", "_named", "_forward", "_logits", "_positions", "_check_call", "_check_kept", "_ignores"}
-    added |= {"_up_to_date", "_general", "_by_general", "_beyond", "_check_prompt", "_base", "_graft_lora"}
+    added |= {"_up_to_date", "_general", "_by_general", "_beyond", "_check_prompt", "_base", "_graft_lora", "_chosen_adapters"}
     added |= {"create_masks_for_generate", "_reorder_cache"}
     overridden = {"generate", "init_continuous_batching"}
     overridden |= {"get_compiled_call", "save_pretrained", "device", "dtype"}
