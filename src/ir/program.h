@@ -105,7 +105,17 @@ struct Weight {
 };
 
 // All but `plain` exist in memory only (src/pass/graph/kv_cache.h): each session chooses their sizes.
-enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first, kv_layer_length, kv_encoder, kv_encoder_length };
+enum class StateKind : std::uint8_t {
+  plain,
+  kv,
+  kv_length,
+  kv_first,
+  kv_layer_length,
+  kv_encoder,
+  kv_encoder_length,
+  recurrent,      // [rows, 2, ...]: what a layer keeps of all tokens of a row together
+  recurrent_half  // [rows]: which of the two is the row's; a run writes the other one
+};
 
 struct State {
   std::string fqn;

@@ -304,10 +304,9 @@ void Decoder::Impl::truncate(std::size_t row, std::int64_t length) {
               " tokens, got ", length, " to keep");
   GRAFT_CHECK(InvalidArgument, length == 0 || length == lengths_[row] || length >= shortest(row), "sequence ", row,
               " of ", lengths_[row], " tokens cannot go back to ", length, ", only to ", shortest(row),
-              " or more: layers with a window hold no more");
+              " or more: layers with a window hold no more, recurrent ones the state of all tokens");
   lengths_[row] = length;
-  // A run at a smaller position truncates its row, so only rows beyond the longest sequence are cut here.
-  session.kv_truncate(std::ranges::max(lengths_));
+  session.kv_set_lengths(lengths_);
 }
 
 namespace {

@@ -19,7 +19,12 @@ std::size_t slot_bytes(const TensorDesc& cache) {
 
 }  // namespace
 
-KvCache::KvCache(StateStore& states) : states_(states), exists_(states.program().has_kv_cache()) {
+KvCache::KvCache(StateStore& states)
+    : states_(states),
+      exists_(states.program().has_kv_cache()),
+      recurrent_(std::ranges::any_of(states.program().states, [](const StateInfo& state) {
+        return state.state.kind == ir::StateKind::recurrent;
+      })) {
   if (exists_) check_options(states.kv());
 }
 
@@ -110,6 +115,7 @@ void KvCache::written(const ir::State& state, std::size_t row, std::int64_t firs
 }
 
 std::int64_t KvCache::shortest(std::size_t row) {
+  if (recurrent_) return std::max<std::int64_t>(lengths()[row], 1);
   std::int64_t length = 1;
   for (std::size_t w = 0; w < windows().size(); ++w)
     if (const std::int64_t first = first_held()[row * windows().size() + w]; first > 0)
@@ -118,6 +124,8 @@ std::int64_t KvCache::shortest(std::size_t row) {
 }
 
 void KvCache::check_length(std::size_t row, std::int64_t length) {
+  GRAFT_CHECK(InvalidArgument, !recurrent_ || length == 0 || length == lengths()[row], "row ", row, " of ",
+              lengths()[row], " tokens cannot have ", length, ": its recurrent states are those of all of them");
   GRAFT_CHECK(InvalidArgument, length == 0 || length >= shortest(row), "row ", row, " of ", lengths()[row],
               " tokens cannot be truncated to ", length, ": layers with a window hold enough for ", shortest(row),
               " tokens and more (KvOptions::window_slack is ", states_.kv().window_slack, ")");
@@ -161,7 +169,8 @@ void KvCache::set_lengths(std::span<const std::int64_t> lengths) {
 
 void KvCache::select(std::span<const std::int64_t> rows) {
   const std::span<std::int64_t> lengths = this->lengths(), encoder = encoder_lengths(), first = first_held(),
-                                layers = numbers(ir::StateKind::kv_layer_length);
+                                layers = numbers(ir::StateKind::kv_layer_length),
+                                halves = numbers(ir::StateKind::recurrent_half);
   GRAFT_CHECK(InvalidArgument, rows.size() <= lengths.size(), "the cache has ", lengths.size(), " rows, got ",
               rows.size(), " to fill");
   for (const std::int64_t row : rows) check_row(row);
@@ -175,13 +184,18 @@ void KvCache::select(std::span<const std::int64_t> rows) {
     return after;
   };
   const std::vector<std::int64_t> after = selected(lengths), encoder_after = selected(encoder),
-                                  first_after = selected(first), layers_after = selected(layers);
+                                  first_after = selected(first), layers_after = selected(layers),
+                                  halves_after = selected(halves);
   for (std::uint32_t s = 0; s < states_.count(); ++s)
-    if (holds_tokens(states_.info(s).kind) && states_.existing(s))
+    if (states_.info(s).kind == ir::StateKind::recurrent && states_.existing(s)) {
+      select_recurrent(s, rows);
+    } else if (holds_tokens(states_.info(s).kind) && states_.existing(s)) {
       select_tokens(s, rows, states_.info(s).kind == ir::StateKind::kv_encoder ? encoder_after : after, first_after);
+    }
   std::ranges::copy(after, lengths.begin());
   std::ranges::copy(first_after, first.begin());
   std::ranges::copy(layers_after, layers.begin());
+  std::ranges::copy(halves_after, halves.begin());
   std::ranges::copy(encoder_after, encoder.begin());
 }
 
@@ -218,6 +232,29 @@ void KvCache::select_tokens(std::uint32_t state, std::span<const std::int64_t> r
   }
 }
 
+KvCache::Range KvCache::recurrent_range(const TensorDesc& desc, std::size_t row) {
+  const std::size_t bytes = desc.byte_count() / static_cast<std::size_t>(2 * desc.shape[0]);
+  return {(2 * row + static_cast<std::size_t>(numbers(ir::StateKind::recurrent_half)[row])) * bytes, bytes};
+}
+
+// Each row gets it in the half that it is in.
+void KvCache::select_recurrent(std::uint32_t state, std::span<const std::int64_t> rows) {
+  const TensorDesc desc = states_.desc(state);
+  std::byte* const data = states_.data(state);
+  // Into a buffer before the first row is written, since rows may be source and target.
+  std::vector<std::byte> kept;
+  for (const std::int64_t row : rows) {
+    const auto [offset, bytes] = recurrent_range(desc, static_cast<std::size_t>(row));
+    kept.insert(kept.end(), data + offset, data + offset + bytes);
+  }
+  const std::byte* from = kept.data();
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto [offset, bytes] = recurrent_range(desc, static_cast<std::size_t>(rows[i]));
+    if (bytes > 0) std::memcpy(data + offset % (2 * bytes) + 2 * bytes * i, from, bytes);
+    from += bytes;
+  }
+}
+
 void KvCache::resize(std::int64_t rows, std::int64_t length) {
   KvOptions kv = states_.kv();
   kv.rows = rows;
@@ -249,7 +286,8 @@ void KvCache::resize(std::int64_t rows, std::int64_t length) {
     const TensorDesc from = states_.desc(s), to = state_desc(info, kv);
     AlignedMemory memory(to.byte_count());
     if (info.kind == ir::StateKind::kv_length || info.kind == ir::StateKind::kv_encoder_length ||
-        info.kind == ir::StateKind::kv_layer_length) {
+        info.kind == ir::StateKind::kv_layer_length || info.kind == ir::StateKind::recurrent ||
+        info.kind == ir::StateKind::recurrent_half) {
       std::memset(memory.data(), 0, memory.size());
       std::memcpy(memory.data(), old, std::min(from.byte_count(), to.byte_count()));
     } else if (info.kind == ir::StateKind::kv_first) {
@@ -281,6 +319,11 @@ std::vector<KvCache::Range> KvCache::used_ranges(std::uint32_t state) {
   const ir::State& info = states_.info(state);
   if (!holds_tokens(info.kind)) return {{0, desc.byte_count()}};
   std::vector<Range> ranges;
+  if (info.kind == ir::StateKind::recurrent) {
+    for (std::size_t r = 0; r < lengths().size(); ++r)
+      if (lengths()[r] > 0) ranges.push_back(recurrent_range(desc, r));
+    return ranges;
+  }
   const std::size_t slot = slot_bytes(desc);
   for (std::int64_t r = 0; r < desc.shape[0]; ++r) {
     const auto [begin, end] = held(info, static_cast<std::size_t>(r));

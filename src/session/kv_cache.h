@@ -42,6 +42,8 @@ class KvCache {
   // The positions [first, second) that a layer holds of a row.
   std::pair<std::int64_t, std::int64_t> held(const ir::State& state, std::size_t row);
 
+  // Whether layers keep states of all tokens of a row together: then a row keeps all of its tokens or none.
+  bool is_recurrent() const { return recurrent_; }
   // The smallest length above 0 that a row can be truncated to such that everything the next token sees is still there.
   std::int64_t shortest(std::size_t row);
   // Throws InvalidArgument when the row cannot have that length: the next token would see tokens that are lost.
@@ -69,9 +71,12 @@ class KvCache {
   std::int64_t* layer_length(const ir::State& state, std::size_t row);
   void select_tokens(std::uint32_t state, std::span<const std::int64_t> rows, std::span<const std::int64_t> tokens,
                      std::span<const std::int64_t> first_held);
+  void select_recurrent(std::uint32_t state, std::span<const std::int64_t> rows);
+  // Where a row's recurrent state of `desc` is.
+  Range recurrent_range(const TensorDesc& desc, std::size_t row);
 
   StateStore& states_;
-  bool exists_;
+  bool exists_, recurrent_;
 };
 
 }  // namespace graft

@@ -155,6 +155,7 @@ bool KvTokens::copy_out(std::int64_t row, std::int64_t first, std::int64_t count
   const std::int64_t length = cache_.lengths()[at];
   GRAFT_CHECK(InvalidArgument, first + count <= length, "row ", row, " holds ", length, " tokens, got a request for ",
               count, " from token ", first);
+  if (cache_.is_recurrent()) return false;
   for (std::uint32_t i = 0; i < states_.count(); ++i) {
     const ir::State& state = states_.info(i);
     if (state.kind != ir::StateKind::kv) continue;
@@ -167,6 +168,8 @@ bool KvTokens::copy_out(std::int64_t row, std::int64_t first, std::int64_t count
 
 void KvTokens::copy_in(std::int64_t row, std::int64_t first, std::int64_t count, std::span<const std::byte> bytes) {
   check(row, first, count, bytes.size());
+  GRAFT_CHECK(InvalidArgument, !cache_.is_recurrent(), "row ", row,
+              " has recurrent states, which come of its tokens alone: nothing is copied into it");
   const auto at = static_cast<std::size_t>(row);
   cache_.truncate_row(at, first);
   // Of more tokens than a ring buffer has slots the last ones win.

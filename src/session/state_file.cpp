@@ -79,8 +79,8 @@ void StateFile::restore(const std::string& path) {
                 " holds a cache of ", head.kv_rows, " rows of type ", head.kv_type, ", the session's has ", kv.rows,
                 " rows of type ", static_cast<int>(kv.type));
   // Everything is checked before anything is changed.
-  std::vector<std::int64_t> lengths, first_held, encoder_lengths, layer_lengths;
-  std::byte* layer_lengths_to = nullptr;
+  std::vector<std::int64_t> lengths, first_held, encoder_lengths, layer_lengths, halves;
+  std::byte *layer_lengths_to = nullptr, *halves_to = nullptr;
   std::vector<std::pair<std::byte*, std::span<const std::byte>>> copies;
   std::size_t at = sizeof(head);
   const auto take = [&](std::size_t size) {
@@ -130,6 +130,19 @@ void StateFile::restore(const std::string& path) {
           GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.encoder_length, path, " holds ", length,
                       " tokens of an encoder, the session's cache has room for ", kv.encoder_length);
         break;
+      case ir::StateKind::recurrent_half:
+        halves = take_numbers(rows);
+        halves_to = to;
+        for (const std::int64_t half : halves)
+          GRAFT_CHECK(InvalidProgram, half == 0 || half == 1, path, " is damaged: there are two halves, found ", half);
+        break;
+      case ir::StateKind::recurrent: {
+        const std::size_t half = desc.byte_count() / (2 * rows);
+        for (std::size_t r = 0; r < rows; ++r)
+          if (lengths[r] > 0)
+            copies.emplace_back(to + (2 * r + static_cast<std::size_t>(halves[r])) * half, take(half));
+        break;
+      }
       case ir::StateKind::kv_encoder:
       case ir::StateKind::kv: {
         const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
@@ -164,6 +177,7 @@ void StateFile::restore(const std::string& path) {
   std::ranges::copy(encoder_lengths, cache_.encoder_lengths().begin());
   if (layer_lengths_to)
     std::memcpy(layer_lengths_to, layer_lengths.data(), layer_lengths.size() * sizeof(std::int64_t));
+  if (halves_to) std::memcpy(halves_to, halves.data(), halves.size() * sizeof(std::int64_t));
   for (std::size_t f = 0; f < first_held.size(); ++f) {
     const std::size_t windows = first_held.size() / rows;
     const std::int64_t slots = cache_.ring_slots(f % windows), length = lengths[f / windows];

@@ -104,7 +104,9 @@ class StateStore {
   std::vector<Entry*> entries_;  // by state
 };
 
-// States that hold keys and values of tokens: a cache is empty when its lengths are 0, whatever they hold.
-inline bool holds_tokens(ir::StateKind kind) { return kind == ir::StateKind::kv || kind == ir::StateKind::kv_encoder; }
+// States of tokens: a row of them is empty when its length is 0, whatever they hold.
+inline bool holds_tokens(ir::StateKind kind) {
+  return kind == ir::StateKind::kv || kind == ir::StateKind::kv_encoder || kind == ir::StateKind::recurrent;
+}
 
 }  // namespace graft

@@ -24,11 +24,11 @@ from transformers import masking_utils
 
 from graft.errors import ExportError
 from graft.exporter import quiet, torch_export
-from graft.hf import kernels, module_state
+from graft.hf import module_state
 from graft.hf.decisions import Decisions
 from graft.hf.known_values import Known, Numbers, helpers
 from graft.hf.structure import Flat, Node, build, flatten
-from graft.llm import interface, ops
+from graft.llm import interface, kernels, ops
 from graft.llm.trace import traceable_hooks
 from graft.llm.untraceable import decides_by_values, no_graph_printed, reason
 

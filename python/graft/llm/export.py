@@ -162,7 +162,7 @@ def write_package(
         encoder_context = _most_tokens(config, _ENCODER_SIZES) or context
         programs = seq2seq.trace(checkpoint.model, context=context, encoder_context=encoder_context)
     else:
-        programs = {"step": trace(checkpoint.model, context=context)}
+        programs = {"step": trace(checkpoint.model, context=context, recurrent=True)}
     if quantize is not None:
         rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
         checkpoint.weights.update(_quantized(programs.values(), checkpoint, rules, say))

@@ -212,9 +212,65 @@ class _NoCacheLayer(DynamicLayer):
         return query_length, 0
 
 
+@dataclass(frozen=True)
+class RecurrentState:
+    """A state that the engine has for a layer: that of a recurrence, or of the convolution before it."""
+
+    position: torch.Tensor  # cache_position [B, T]
+    layer: int
+    index: int  # within the layer
+
+
+class _NoCache(Cache):
+    """A cache that never holds anything. It notes which state comes next: layers ask for the one of a recurrence, and
+    hand over what they convolve, right before they compute it."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers=[_NoCacheLayer() for _ in range(layers)])
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        return None
+
+    def update_conv_state(self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
+        _conv.set(RecurrentState(_cache_position.get(), layer_idx, state_idx))
+        return conv_states
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        _recurrent.set(RecurrentState(_cache_position.get(), layer_idx, state_idx))
+
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
+        return recurrent_states
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+
+_conv: contextvars.ContextVar[RecurrentState | None] = contextvars.ContextVar("graft_conv", default=None)
+_recurrent: contextvars.ContextVar[RecurrentState | None] = contextvars.ContextVar("graft_recurrent", default=None)
+
+
+def conv_state() -> RecurrentState | None:
+    """The state of the convolution that comes next, once; None where the engine has none."""
+    return _taken(_conv)
+
+
+def recurrent_state() -> RecurrentState | None:
+    """The state of the recurrence that comes next, once; None where the engine has none."""
+    return _taken(_recurrent)
+
+
+def _taken(variable: contextvars.ContextVar[RecurrentState | None]) -> RecurrentState | None:
+    state = variable.get()
+    variable.set(None)
+    return state
+
+
 def no_cache(layers: int) -> Cache:
     """Without any cache object, models look for packed sequences in the positions."""
-    return Cache(layers=[_NoCacheLayer() for _ in range(layers)])
+    return _NoCache(layers)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,12 @@
-"""Operators of linear attention that PyTorch does not have: a state per head that each token decays, adds to and reads.
+"""Operators of linear attention that PyTorch does not have: a state per head that each token decays, adds to and reads;
+and the causal convolutions before it.
 
 What is written here is their definition, which runs in eager PyTorch for tests. The engine computes all tokens in one
 launch, so that one program serves prompts of any length.
+
+Those with a `cache_position` [B, T] have their states in the engine's cache, one for each layer and index: there, a call
+goes on from the tokens before. Their definitions know no cache, and the tokens are the first ones. A negative position is
+padding, which comes before a row's tokens: it changes no state, and its results are zeros.
 """
 
 from __future__ import annotations
@@ -66,9 +71,101 @@ def _selective_scan(
     return (torch.stack(results, 1) if results else torch.zeros_like(x)), state
 
 
+torch.library.define(
+    "graft::gated_delta_rule.cached",
+    "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor cache_position, *, int layer, "
+    "int index=0) -> Tensor",
+)
+
+
+@torch.library.impl("graft::gated_delta_rule.cached", "default")
+def _cached_gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    cache_position: torch.Tensor,
+    *,
+    layer: int,
+    index: int = 0,
+) -> torch.Tensor:
+    real = (cache_position >= 0).unsqueeze(-1)
+    decay = torch.where(real if decay.dim() == 3 else real.unsqueeze(-1), decay, 1.0)
+    state = value.new_zeros(value.shape[0], value.shape[2], key.shape[3], value.shape[3])
+    result = _gated_delta_rule(query, key, value, decay, beta * real, state)[0]
+    return result * real.unsqueeze(-1)
+
+
+torch.library.define(
+    "graft::selective_scan.cached",
+    "(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor cache_position, *, int layer, int index=0) -> Tensor",
+)
+
+
+@torch.library.impl("graft::selective_scan.cached", "default")
+def _cached_selective_scan(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    cache_position: torch.Tensor,
+    *,
+    layer: int,
+    index: int = 0,
+) -> torch.Tensor:
+    real = (cache_position >= 0).unsqueeze(-1)
+    state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], b.shape[3])
+    return _selective_scan(x, dt * real, a, b, c, state)[0] * real.unsqueeze(-1)
+
+
+torch.library.define(
+    "graft::causal_conv1d",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor cache_position, *, int layer, int index=0, bool silu=False) -> Tensor",
+)
+
+
+@torch.library.impl("graft::causal_conv1d", "default")
+def _causal_conv1d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    cache_position: torch.Tensor,
+    *,
+    layer: int,
+    index: int = 0,
+    silu: bool = False,
+) -> torch.Tensor:
+    """Each channel's last K inputs by its K taps, as `causal_conv1d_fn` (github.com/Dao-AILab/causal-conv1d).
+
+    x [B, T, C], weight [K, C], the last tap that of the token itself, bias [C] -> [B, T, C]. silu: of the results.
+    """
+    real = (cache_position >= 0).unsqueeze(-1)
+    padded = torch.nn.functional.pad(x * real, (0, 0, weight.shape[0] - 1, 0))
+    result = sum(padded[:, k : k + x.shape[1]] * weight[k] for k in range(weight.shape[0]))
+    result = result if bias is None else result + bias
+    return (torch.nn.functional.silu(result) if silu else result) * real
+
+
 @torch.library.register_fake("graft::gated_delta_rule")
 def _(query, key, value, decay, beta, state):
     return value.new_empty(value.shape), state.new_empty(state.shape)
+
+
+@torch.library.register_fake("graft::gated_delta_rule.cached")
+def _(query, key, value, decay, beta, cache_position, **_):
+    return value.new_empty(value.shape)
+
+
+@torch.library.register_fake("graft::selective_scan.cached")
+def _(x, dt, a, b, c, cache_position, **_):
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("graft::causal_conv1d")
+def _(x, weight, bias, cache_position, **_):
+    return x.new_empty(x.shape)
 
 
 @torch.library.register_fake("graft::selective_scan")
@@ -78,3 +175,7 @@ def _(x, dt, a, b, c, state):
 
 gated_delta_rule = torch.ops.graft.gated_delta_rule.default
 selective_scan = torch.ops.graft.selective_scan.default
+cached_gated_delta_rule = torch.ops.graft.gated_delta_rule.cached
+cached_selective_scan = torch.ops.graft.selective_scan.cached
+causal_conv1d = torch.ops.graft.causal_conv1d.default
+CACHED = (cached_gated_delta_rule, cached_selective_scan, causal_conv1d)

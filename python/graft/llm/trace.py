@@ -11,21 +11,32 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from graft.errors import ExportError
 from graft.exporter import torch_export
-from graft.llm import interface, rope
+from graft.llm import interface, kernels, recurrence, rope
 from graft.llm.untraceable import bounds_sizes, reason
 
 INPUTS = ("input_ids", "position_ids", "cache_position", "logits_to_keep")
-_ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+# Kinds of layers of transformers' caches (`get_layer_types_and_kwargs`), and whether these attend and recur.
+_LAYERS = {
+    "full_attention": (True, False),
+    "sliding_attention": (True, False),
+    "chunked_attention": (True, False),
+    "linear_attention": (False, True),
+    "conv": (False, True),
+    "hybrid": (True, True),
+    "hybrid_sliding": (True, True),
+    "dummy": (False, False),
+}
 
 
 @contextlib.contextmanager
@@ -49,16 +60,20 @@ class Bounded(ExportError):
     """The model's own code admits some of the sizes alone that were asked for."""
 
 
-def trace(model: torch.nn.Module, *, context: int, lengths_checked: bool = False) -> ExportedProgram:
+def trace(
+    model: torch.nn.Module, *, context: int, lengths_checked: bool = False, recurrent: bool = False
+) -> ExportedProgram:
     """The program of a transformers model for causal language modelling.
 
     Its parameters stay as they are called in the model, and are tensors without data (FakeTensor, float32): what they
     are worth plays no part here. context: the most tokens that one call takes. lengths_checked: whoever runs the program
     refuses positions for which rope type 'dynamic' has other frequencies (`rope.lengths_of`); without it such models are
-    refused.
+    refused. recurrent: layers may have recurrent states, which the engine keeps as it keeps keys and values.
     """
     config = model.config.get_text_config()
-    _check(config)
+    kinds = _kinds_of_layers(config)
+    if not recurrent and (found := {kind for kind in kinds if _LAYERS[kind] != (True, False)}):
+        raise ExportError(f"expected layers of attention, found {', '.join(sorted(found))}")
     if not lengths_checked and rope.DYNAMIC in rope.lengths_of(model):
         raise ExportError(
             "expected rotary frequencies that do not depend on the prompt's length, found rope_type 'dynamic'"
@@ -71,8 +86,9 @@ def trace(model: torch.nn.Module, *, context: int, lengths_checked: bool = False
     ids = torch.zeros(2, 5, dtype=torch.long)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
-    program = traced(skeleton, example, dims)
-    _check_layers(program, config)
+    with kernels.in_place(skeleton, kernels.CACHED):
+        program = traced(skeleton, example, dims)
+    _check_layers(program, config, kinds)
     return program
 
 
@@ -144,6 +160,7 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
     kind = type(model)
 
     takes = inspect.signature(kind.forward).parameters
+    cache = "past_key_values" if "past_key_values" in takes else "cache_params"  # of models without attention
     own = [] if "position_ids" in takes else [m for m in model.modules() if _numbers_tokens(m)]
 
     def forward(
@@ -162,7 +179,7 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
             output = kind.forward(
                 self,
                 input_ids=input_ids,
-                past_key_values=interface.no_cache(layers),
+                **{cache: interface.no_cache(layers)},
                 use_cache=True,
                 return_dict=True,
                 **given,
@@ -207,17 +224,27 @@ def layers_of(config: Any) -> int:
     return getattr(config, "decoder_layers", None) or config.num_hidden_layers
 
 
-def _check(config: Any) -> None:
-    if (kinds := set(getattr(config, "layer_types", None) or ())) - _ATTENDING:
-        raise ExportError(f"expected layers of attention, found {', '.join(sorted(kinds - _ATTENDING))}")
+def _kinds_of_layers(config: Any) -> list[str]:
+    """Of each layer, as transformers calls them."""
+    if getattr(config, "is_encoder_decoder", False):
+        return ["full_attention"] * layers_of(config)
+    kinds = get_layer_types_and_kwargs(config)[0]
+    if unknown := set(kinds) - _LAYERS.keys():
+        raise ExportError(f"expected layers of {', '.join(_LAYERS)}, found {', '.join(sorted(unknown))}")
+    return kinds
 
 
-def _check_layers(program: ExportedProgram, config: Any) -> None:
-    layers = [
-        node.kwargs["layer"] for node in program.graph.nodes if node.target is torch.ops.graft.attention.default
-    ]
-    if sorted(layers) != list(range(layers_of(config))):
-        raise ExportError(
-            f"expected one attention through transformers' AttentionInterface in each of "
-            f"{layers_of(config)} layers, found them in {sorted(layers)}; {config.model_type} cannot be exported"
-        )
+def _check_layers(program: ExportedProgram, config: Any, kinds: Sequence[str]) -> None:
+    """Each layer attends through graft's operator, and recurs through one, where its kind does."""
+
+    def layers(*targets: Any) -> set[int]:
+        return {node.kwargs["layer"] for node in program.graph.nodes if node.target in targets}
+
+    found = (layers(torch.ops.graft.attention.default), layers(*recurrence.CACHED))
+    for which, name in enumerate(("attention through transformers' AttentionInterface", "a recurrence that graft knows")):
+        expected = {layer for layer, kind in enumerate(kinds) if _LAYERS[kind][which]}
+        if found[which] != expected:
+            raise ExportError(
+                f"expected {name} in the layers {sorted(expected)}, found it in {sorted(found[which])}; "
+                f"{config.model_type} cannot be exported"
+            )

@@ -207,10 +207,14 @@ void check_positions(const KernelContext& ctx) noexcept {
   const i64 *length = ctx.input<i64>(1), *first = kinds > 0 ? ctx.input<i64>(2) : nullptr;
   i64* new_length = ctx.output<i64>(1);
   i64* new_first = kinds > 0 ? ctx.output<i64>(2) : nullptr;
+  const int with_first = kinds > 0 ? 1 : 0, with_layers = attrs.layers > 0 ? 1 : 0;
+  i64* new_half = attrs.recurrent != 0 ? ctx.output<i64>(2 + with_first) : nullptr;
+  const int states = 2 + with_first + attrs.recurrent;  // the first output that is one
   if (!ctx.kv_rows.empty() && std::ssize(ctx.kv_rows) != batch)
     return ctx.fail("a batch of ", batch, " got ", ctx.kv_rows.size(), " kv_rows");
   std::copy_n(length, rows, new_length);
   if (kinds > 0) std::copy_n(first, rows * kinds, new_first);
+  if (new_half != nullptr) std::copy_n(ctx.input<i64>(2 + with_first + with_layers), rows, new_half);
   for (i64 b = 0; b < batch; ++b) {
     const i64* from = ctx.input<i64>(0) + b * tokens;
     i64* to = ctx.output<i64>(0) + b * tokens;
@@ -219,7 +223,11 @@ void check_positions(const KernelContext& ctx) noexcept {
     if (!read_positions(ctx, b, from, tokens, length[cached], attrs.capacity, found)) return;
     std::transform(from, from + tokens, to, [](i64 p) { return std::max<i64>(p, -1); });
     if (found.end == found.begin) continue;
+    if (new_half != nullptr && found.begin > 0 && found.begin < length[cached])
+      return ctx.fail("row ", b, ": position ", found.begin, " goes back from ", length[cached],
+                      " tokens; the recurrent states of the row are those of all of them");
     new_length[cached] = found.end;
+    if (new_half != nullptr) new_half[cached] = 1 - new_half[cached];
     for (std::size_t k = 0; k < static_cast<std::size_t>(kinds); ++k) {
       i64& held = new_first[cached * kinds + static_cast<i64>(k)];
       const i64 seen = std::max<i64>(found.begin - attrs.window[k] + 1, 0);
@@ -231,14 +239,14 @@ void check_positions(const KernelContext& ctx) noexcept {
     }
   }
   // Nothing fails from here on. A truncation holds even if the run is cancelled: the slots are overwritten.
-  i64* length_state = ctx.output<i64>(kinds > 0 ? 3 : 2);
+  i64* length_state = ctx.output<i64>(states);
   for (i64 b = 0; b < batch; ++b) {
     const i64* to = ctx.output<i64>(0) + b * tokens;
     const i64 t = first_token(to, tokens);
     if (t < tokens) length_state[ctx.kv_row(b)] = std::min(length_state[ctx.kv_row(b)], to[t]);
   }
-  if (kinds > 0 && attrs.staged == 0) std::copy_n(new_first, rows * kinds, ctx.output<i64>(4));
-  i64* layers = attrs.layers > 0 ? ctx.output<i64>(kinds > 0 ? 5 : 3) : nullptr;
+  if (kinds > 0 && attrs.staged == 0) std::copy_n(new_first, rows * kinds, ctx.output<i64>(states + 1));
+  i64* layers = attrs.layers > 0 ? ctx.output<i64>(states + 1 + with_first) : nullptr;
   for (i64 b = 0; layers != nullptr && b < batch; ++b) {
     const i64* to = ctx.output<i64>(0) + b * tokens;
     const i64 t = first_token(to, tokens);

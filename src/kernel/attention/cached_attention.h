@@ -48,16 +48,19 @@ struct CachePositionsAttrs {
   std::array<std::int64_t, kMaxWindows> slots = {};   // slots of the ring of each window; 0: it holds all tokens
   std::int32_t staged = 0;                            // the tokens enter the rings at the end of the run
   std::int64_t layers = 0;                            // with a length of their own
+  std::int32_t recurrent = 0;                         // layers have recurrent states
 };
 
 // Checks the positions of new tokens. Inputs: position i64 [B, T], length i64 [R], with `windows` first i64
-// [R, windows]: the first position that each ring still holds; all contiguous. Outputs: position i64 [B, T], length i64
-// [R], with `windows` first, then the states of length and first themselves. With `layers` the lengths of these layers,
-// i64 [R, layers], are the last input and the last output: a row's tokens from the first position on are replaced.
+// [R, windows]: the first position that each ring still holds; with `layers` the lengths of these layers, i64
+// [R, layers]; with `recurrent` half i64 [R], 0 or 1; all contiguous. Outputs: position i64 [B, T], length i64 [R], with
+// `windows` first, with `recurrent` half; then the states of length, first and the layers' lengths themselves. A row's
+// tokens from the first position on are replaced.
 // Each row must have its padding (negative) first, then consecutive positions, the first of them at most the length of
-// the cache's row; a smaller one truncates the row at once. The run fails otherwise, also when a ring no longer holds
-// what the first token sees. Padding is output as -1, length and first as they are after the tokens. Unless staged, the
-// state `first` is raised before anything is overwritten.
+// the cache's row; a smaller one truncates the row at once, which with `recurrent` only 0 can. The run fails otherwise,
+// also when a ring no longer holds what the first token sees. Padding is output as -1, length and first as they are
+// after the tokens, half as the other one for rows with tokens. Unless staged, the state `first` is raised before
+// anything is overwritten.
 extern const Kernel kCachePositions;
 
 struct LayerPositionsAttrs {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/ceil_div.h"
+#include "kernel/recurrent/cached_state.h"
 
 namespace graft {
 namespace {
@@ -12,9 +13,16 @@ using i64 = std::int64_t;
 i64 size(const TensorDesc& desc, int dim) { return desc.shape[dim]; }
 i64 stride(const TensorDesc& desc, int dim) { return desc.strides[static_cast<std::size_t>(dim)]; }
 
-// The element [b, 0, h, 0] of an operand [B, T, H, ...].
-const float* at(const KernelContext& ctx, int i, i64 b, i64 h) {
-  return ctx.input<float>(i) + b * stride(ctx.in(i), 0) + h * stride(ctx.in(i), 2);
+// The element [b, t, h, 0] of an operand [B, T, H, ...].
+const float* at(const KernelContext& ctx, int i, i64 b, i64 t, i64 h) {
+  return ctx.input<float>(i) + b * stride(ctx.in(i), 0) + t * stride(ctx.in(i), 1) + h * stride(ctx.in(i), 2);
+}
+
+// Of row b, in the operands of either kind of kernel. `size`: elements of a row's state.
+CachedState state_of(const KernelContext& ctx, bool cached, i64 b, i64 size) {
+  constexpr int kState = 5, kPositions = 5, kHalf = 6;
+  if (cached) return CachedState::of(ctx, kPositions, kHalf, 1, b);
+  return {ctx.input<float>(kState) + b * size, ctx.output<float>(1) + b * size, 0};
 }
 
 float* scratch_of(const KernelContext& ctx, i64 floats) {
@@ -30,8 +38,14 @@ i64 largest_columns() {
   return most;
 }
 
-void gated_delta_here(const KernelContext& ctx) { run_gated_delta(ctx, simd::linear_attention()); }
-void selective_scan_here(const KernelContext& ctx) { run_selective_scan(ctx, simd::linear_attention()); }
+template <bool cached>
+void gated_delta_here(const KernelContext& ctx) {
+  run_gated_delta(ctx, simd::linear_attention(), cached);
+}
+template <bool cached>
+void selective_scan_here(const KernelContext& ctx) {
+  run_selective_scan(ctx, simd::linear_attention(), cached);
+}
 
 i64 delta_work(const KernelContext& ctx) { return 2 * ctx.out(0).numel() * size(ctx.in(0), 3); }
 i64 scan_work(const KernelContext& ctx) { return 4 * ctx.out(0).numel() * size(ctx.in(3), 3); }
@@ -47,7 +61,7 @@ std::int64_t selective_scan_scratch_bytes(std::int64_t steps, int tasks) {
   return padded(steps) * tasks * i64{sizeof(float)};
 }
 
-void run_gated_delta(const KernelContext& ctx, const simd::LinearAttentionTable& table) noexcept {
+void run_gated_delta(const KernelContext& ctx, const simd::LinearAttentionTable& table, bool cached) noexcept {
   const TensorDesc &query = ctx.in(0), &key = ctx.in(1), &value = ctx.in(2), &decay = ctx.in(3), &beta = ctx.in(4);
   const i64 batch = size(value, 0), heads = size(value, 2), columns = size(value, 3), keys = size(key, 3);
   const i64 parts = ceil_div(columns, table.columns);
@@ -56,19 +70,23 @@ void run_gated_delta(const KernelContext& ctx, const simd::LinearAttentionTable&
   for (i64 i = begin; i < end; ++i) {
     const i64 b = i / parts / heads, h = i / parts % heads, column = i % parts * table.columns;
     const i64 of_key = h / (heads / size(key, 2));
-    const i64 in_state = (b * heads + h) * keys * columns + column;
+    const CachedState state = state_of(ctx, cached, b, heads * keys * columns);
+    const i64 in_state = h * keys * columns + column, t = state.padding;
     simd::DeltaHead head;
-    head.query = at(ctx, 0, b, of_key);
-    head.key = at(ctx, 1, b, of_key);
-    head.value = at(ctx, 2, b, h) + column;
-    head.decay = at(ctx, 3, b, h);
-    head.beta = at(ctx, 4, b, h);
-    head.first = ctx.input<float>(5) + in_state;
-    head.out = ctx.output<float>(0) + (b * size(value, 1) * heads + h) * columns + column;
-    head.last = ctx.output<float>(1) + in_state;
-    head.steps = size(value, 1);
-    head.keys = keys;
     head.columns = std::min(table.columns, columns - column);
+    head.steps = size(value, 1) - t;
+    float* out = ctx.output<float>(0) + (b * size(value, 1) * heads + h) * columns + column;
+    for (i64 p = 0; p < t; ++p) std::fill_n(out + p * heads * columns, head.columns, 0.f);
+    if (head.steps == 0) continue;
+    head.query = at(ctx, 0, b, t, of_key);
+    head.key = at(ctx, 1, b, t, of_key);
+    head.value = at(ctx, 2, b, t, h) + column;
+    head.decay = at(ctx, 3, b, t, h);
+    head.beta = at(ctx, 4, b, t, h);
+    head.first = state.first != nullptr ? state.first + in_state : nullptr;
+    head.out = out + t * heads * columns;
+    head.last = state.last + in_state;
+    head.keys = keys;
     head.query_step = stride(query, 1);
     head.key_step = stride(key, 1);
     head.value_step = stride(value, 1);
@@ -81,7 +99,7 @@ void run_gated_delta(const KernelContext& ctx, const simd::LinearAttentionTable&
   }
 }
 
-void run_selective_scan(const KernelContext& ctx, const simd::LinearAttentionTable& table) noexcept {
+void run_selective_scan(const KernelContext& ctx, const simd::LinearAttentionTable& table, bool cached) noexcept {
   const TensorDesc &x = ctx.in(0), &dt = ctx.in(1), &a = ctx.in(2), &b_in = ctx.in(3), &c_in = ctx.in(4);
   const i64 batch = size(x, 0), steps = size(x, 1), heads = size(x, 2), rows = size(x, 3), width = size(b_in, 3);
   const bool one_decay = size(a, 1) != width || width == 1;
@@ -89,36 +107,45 @@ void run_selective_scan(const KernelContext& ctx, const simd::LinearAttentionTab
   float* decays = scratch_of(ctx, padded(steps));
   for (i64 i = begin; i < end; ++i) {
     const i64 b = i / heads, h = i % heads, of_group = h / (heads / size(b_in, 2));
+    const CachedState state = state_of(ctx, cached, b, heads * rows * width);
+    const i64 t = state.padding;
+    float* out = ctx.output<float>(0) + (b * steps * heads + h) * rows;
+    for (i64 p = 0; p < t; ++p) std::fill_n(out + p * heads * rows, rows, 0.f);
+    if (t == steps) continue;
     simd::ScanRow row;
-    row.dt = at(ctx, 1, b, h);
+    row.steps = steps - t;
+    row.dt = at(ctx, 1, b, t, h);
     row.dt_step = stride(dt, 1);
     row.a = ctx.input<float>(2) + h * stride(a, 0);
     if (one_decay) {
-      table.decays(row.dt, row.dt_step, row.a[0], steps, decays);
+      table.decays(row.dt, row.dt_step, row.a[0], row.steps, decays);
       row.decays = decays;
     }
-    row.b = at(ctx, 3, b, of_group);
-    row.c = at(ctx, 4, b, of_group);
-    row.steps = steps;
+    row.b = at(ctx, 3, b, t, of_group);
+    row.c = at(ctx, 4, b, t, of_group);
     row.size = width;
     row.x_step = stride(x, 1);
     row.b_step = stride(b_in, 1);
     row.c_step = stride(c_in, 1);
     row.out_step = heads * rows;
     for (i64 p = 0; p < rows; ++p) {
-      const i64 in_state = (i * rows + p) * width;
-      row.x = at(ctx, 0, b, h) + p;
-      row.first = ctx.input<float>(5) + in_state;
-      row.out = ctx.output<float>(0) + (b * steps * heads + h) * rows + p;
-      row.last = ctx.output<float>(1) + in_state;
+      const i64 in_state = (h * rows + p) * width;
+      row.x = at(ctx, 0, b, t, h) + p;
+      row.first = state.first != nullptr ? state.first + in_state : nullptr;
+      row.out = out + t * heads * rows + p;
+      row.last = state.last + in_state;
       table.scan(row);
     }
   }
 }
 
 const Kernel kGatedDelta = {
-    .name = "gated_delta_rule", .run = gated_delta_here, .parallel_from = 1 << 14, .work = delta_work};
+    .name = "gated_delta_rule", .run = gated_delta_here<false>, .parallel_from = 1 << 14, .work = delta_work};
 const Kernel kSelectiveScan = {
-    .name = "selective_scan", .run = selective_scan_here, .parallel_from = 1 << 14, .work = scan_work};
+    .name = "selective_scan", .run = selective_scan_here<false>, .parallel_from = 1 << 14, .work = scan_work};
+const Kernel kCachedGatedDelta = {
+    .name = "gated_delta_rule", .run = gated_delta_here<true>, .parallel_from = 1 << 14, .work = delta_work};
+const Kernel kCachedSelectiveScan = {
+    .name = "selective_scan", .run = selective_scan_here<true>, .parallel_from = 1 << 14, .work = scan_work};
 
 }  // namespace graft

@@ -22,8 +22,14 @@ std::int64_t gated_delta_scratch_bytes(std::int64_t keys, int tasks);
 extern const Kernel kSelectiveScan;
 std::int64_t selective_scan_scratch_bytes(std::int64_t steps, int tasks);
 
-// With the kernels of a given instruction set.
-void run_gated_delta(const KernelContext& ctx, const simd::LinearAttentionTable& table) noexcept;
-void run_selective_scan(const KernelContext& ctx, const simd::LinearAttentionTable& table) noexcept;
+// The same with the states of a cache (kernel/recurrent/cached_state.h): instead of the input `state` position i64
+// [B, T] and half i64 [R]; as second output the state, [R, 2, H, K, V] or [R, 2, H, P, N]. Results of padding are
+// zeros.
+extern const Kernel kCachedGatedDelta;
+extern const Kernel kCachedSelectiveScan;
+
+// With the kernels of a given instruction set. `cached`: of these two.
+void run_gated_delta(const KernelContext& ctx, const simd::LinearAttentionTable& table, bool cached) noexcept;
+void run_selective_scan(const KernelContext& ctx, const simd::LinearAttentionTable& table, bool cached) noexcept;
 
 }  // namespace graft

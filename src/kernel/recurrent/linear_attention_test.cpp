@@ -45,7 +45,7 @@ struct Delta {
   void run(simd::Isa isa, int threads) {
     run_on_threads({&query, &key, &value, &decay, &beta, &state}, {&out, &last}, i64{0},
                    gated_delta_scratch_bytes(s.rows, threads), threads,
-                   [&](const KernelContext& ctx) { run_gated_delta(ctx, simd::linear_attention(isa)); });
+                   [&](const KernelContext& ctx) { run_gated_delta(ctx, simd::linear_attention(isa), false); });
     EXPECT_TRUE(out.guards_intact() && last.guards_intact());
   }
 
@@ -97,7 +97,8 @@ struct Scan {
 
   void run(simd::Isa isa, int threads) {
     run_on_threads({&x, &dt, &a, &b, &c, &state}, {&out, &last}, i64{0}, selective_scan_scratch_bytes(s.steps, threads),
-                   threads, [&](const KernelContext& ctx) { run_selective_scan(ctx, simd::linear_attention(isa)); });
+                   threads,
+                   [&](const KernelContext& ctx) { run_selective_scan(ctx, simd::linear_attention(isa), false); });
     EXPECT_TRUE(out.guards_intact() && last.guards_intact());
   }
 

@@ -17,7 +17,8 @@ GRAFT_VEC void delta_columns(const DeltaHead& h, i64 column, i64 n, float* s) {
   const auto width = [n](int c) { return c + 1 == vectors ? n : i64{kLanes}; };
   for (i64 i = 0; i < h.keys; ++i)
     for (int c = 0; c < vectors; ++c)
-      store(s + (i * vectors + c) * kLanes, load_part(h.first + i * h.state_row + column + c * kLanes, width(c)));
+      store(s + (i * vectors + c) * kLanes,
+            h.first != nullptr ? load_part(h.first + i * h.state_row + column + c * kLanes, width(c)) : zero());
   for (i64 t = 0; t < h.steps; ++t) {
     const float *q = h.query + t * h.query_step, *k = h.key + t * h.key_step, *decay = h.decay + t * h.decay_step;
     vf seen[vectors], out[vectors];
@@ -66,7 +67,7 @@ GRAFT_VEC void scan_part(const ScanRow& r, i64 at, i64 n) {
   const auto width = [n](int c) { return c + 1 == vectors ? n : i64{kLanes}; };
   vf s[vectors], a[vectors];
   for (int c = 0; c < vectors; ++c) {
-    s[c] = load_part(r.first + at + c * kLanes, width(c));
+    s[c] = r.first != nullptr ? load_part(r.first + at + c * kLanes, width(c)) : zero();
     a[c] = r.decays != nullptr ? zero() : load_part(r.a + at + c * kLanes, width(c));
   }
   for (i64 t = 0; t < r.steps; ++t) {

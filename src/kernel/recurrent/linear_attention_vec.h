@@ -11,7 +11,8 @@ namespace graft::simd {
 //   S = diag(decay) S;  S += k (beta (v - k' S))';  y = q' S.
 struct DeltaHead {
   const float *query = nullptr, *key = nullptr, *value = nullptr, *decay = nullptr, *beta = nullptr;
-  const float* first = nullptr;  // S before the first step, and `last` after the last one; rows `state_row` apart
+  // S before the first step (null: zeros), and `last` after the last one; rows `state_row` apart.
+  const float* first = nullptr;
   float *out = nullptr, *last = nullptr;
   std::int64_t steps = 0, keys = 0, columns = 0;
   std::int64_t query_step = 0, key_step = 0, value_step = 0, decay_step = 0, beta_step = 0, out_step = 0;
@@ -23,7 +24,7 @@ struct DeltaHead {
 // exp(dt a), or `decays` of the step when that is not null.
 struct ScanRow {
   const float *x = nullptr, *dt = nullptr, *a = nullptr, *b = nullptr, *c = nullptr, *decays = nullptr;
-  const float* first = nullptr;
+  const float* first = nullptr;  // null: zeros
   float *out = nullptr, *last = nullptr;
   std::int64_t steps = 0, size = 0;
   std::int64_t x_step = 0, dt_step = 0, b_step = 0, c_step = 0, out_step = 0;

@@ -1,9 +1,12 @@
-// Linear attention: graft.gated_delta_rule and graft.selective_scan (python/graft/llm/recurrence.py).
+// Linear attention and the convolutions before it: graft.gated_delta_rule, graft.selective_scan and
+// graft.causal_conv1d (python/graft/llm/recurrence.py), and what src/pass/graph/kv_cache.cpp makes of those with a
+// cache.
 #include "kernel/recurrent/linear_attention.h"
 
 #include <array>
 
 #include "base/check.h"
+#include "kernel/recurrent/causal_conv.h"
 #include "lowering/lowering.h"
 #include "op/operator.h"
 
@@ -19,8 +22,9 @@ constexpr std::array<Operand, 6> kDelta = {
 constexpr std::array<Operand, 6> kScan = {
     {{"x", 4, 4}, {"dt", 3, 3}, {"a", 2, 2}, {"b", 4, 4}, {"c", 4, 4}, {"state", 4, 4}}};
 
-template <const std::array<Operand, 6>& operands>
-Refusal refuse_operands(const NodeView& node) {
+constexpr std::size_t kWithoutState = 5;  // of these operands
+
+Refusal refuse_operands(const NodeView& node, std::span<const Operand> operands) {
   for (const Operand& operand : operands) {
     const ir::Value& value = node.tensor(operand.name);
     if (value.rank() != operand.rank && value.rank() != operand.other_rank)
@@ -28,6 +32,36 @@ Refusal refuse_operands(const NodeView& node) {
     if (value.dtype != DType::f32) return str(operand.name, " is ", name(value.dtype), ", expected f32");
   }
   return {};
+}
+
+template <const std::array<Operand, 6>& operands>
+Refusal refuse(const NodeView& node) {
+  return refuse_operands(node, operands);
+}
+
+// Of the arguments that operators with a cache have besides.
+Refusal refuse_cache(const NodeView& node) {
+  const ir::Value& position = node.tensor("cache_position");
+  if (position.dtype != DType::i64 || position.rank() != 2) return str("cache_position is ", position.str());
+  for (const std::string_view argument : {"layer", "index"})
+    if (const auto value = node.constant(argument); !value || *value < 0)
+      return str(argument, " must be known at export and not negative");
+  return {};
+}
+
+template <const std::array<Operand, 6>& operands>
+Refusal refuse_cached(const NodeView& node) {
+  const Refusal refusal = refuse_operands(node, std::span(operands).first(kWithoutState));
+  return refusal.empty() ? refuse_cache(node) : refusal;
+}
+
+Refusal refuse_conv(const NodeView& node) {
+  constexpr Operand kOperands[] = {{"x", 3, 3}, {"weight", 2, 2}};
+  if (const Refusal refusal = refuse_operands(node, kOperands); !refusal.empty()) return refusal;
+  if (node.has("bias") && (node.tensor("bias").dtype != DType::f32 || node.tensor("bias").rank() != 1))
+    return str("bias is ", node.tensor("bias").str(), ", expected f32 [C]");
+  if (!node.constant("silu")) return "silu must be known at export";
+  return refuse_cache(node);
 }
 
 void check_size(std::string_view what, const Shape& found, const Shape& expected) {
@@ -39,7 +73,7 @@ void check_groups(std::string_view what, std::int64_t groups, std::int64_t heads
               " heads, expected a divisor of ", heads);
 }
 
-std::vector<Shape> delta_shape(const Call& call) {
+std::vector<Shape> cached_delta_shape(const Call& call) {
   const Shape &value = call.tensor("value").shape(), &key = call.tensor("key").shape();
   const std::int64_t batch = value[0], steps = value[1], heads = value[2];
   check_size("key", key, {batch, steps, key[2], key[3]});
@@ -48,24 +82,56 @@ std::vector<Shape> delta_shape(const Call& call) {
   const Shape& decay = call.tensor("decay").shape();
   check_size("decay", decay, decay.rank() == 3 ? Shape{batch, steps, heads} : Shape{batch, steps, heads, key[3]});
   check_size("beta", call.tensor("beta").shape(), {batch, steps, heads});
-  const Shape state = {batch, heads, key[3], value[3]};
-  check_size("state", call.tensor("state").shape(), state);
-  return {value, state};
+  return {value};
 }
 
-std::vector<Shape> scan_shape(const Call& call) {
+std::vector<Shape> delta_shape(const Call& call) {
+  std::vector<Shape> shapes = cached_delta_shape(call);
+  const Shape &value = shapes[0], state = {value[0], value[2], call.tensor("key").size(3), value[3]};
+  check_size("state", call.tensor("state").shape(), state);
+  shapes.push_back(state);
+  return shapes;
+}
+
+std::vector<Shape> cached_scan_shape(const Call& call) {
   const Shape &x = call.tensor("x").shape(), &b = call.tensor("b").shape(), &a = call.tensor("a").shape();
   check_size("dt", call.tensor("dt").shape(), {x[0], x[1], x[2]});
   check_size("b", b, {x[0], x[1], b[2], b[3]});
   check_size("c", call.tensor("c").shape(), b);
   check_groups("b", b[2], x[2]);
   check_size("a", a, {x[2], a[1] == 1 ? 1 : b[3]});
-  const Shape state = {x[0], x[2], x[3], b[3]};
-  check_size("state", call.tensor("state").shape(), state);
-  return {x, state};
+  return {x};
 }
 
-// `rows`: operands whose last dimension the kernel walks; the state, the last operand, is contiguous.
+std::vector<Shape> scan_shape(const Call& call) {
+  std::vector<Shape> shapes = cached_scan_shape(call);
+  const Shape &x = shapes[0], state = {x[0], x[2], x[3], call.tensor("b").size(3)};
+  check_size("state", call.tensor("state").shape(), state);
+  shapes.push_back(state);
+  return shapes;
+}
+
+std::vector<Shape> conv_shape(const Call& call) {
+  const Shape &x = call.tensor("x").shape(), &weight = call.tensor("weight").shape();
+  GRAFT_CHECK(InvalidArgument, weight[0] >= 1 && weight[1] == x[2], "weight has size ", weight.str(),
+              ", expected taps by the channels of x ", x.str());
+  if (call.has("bias")) check_size("bias", call.tensor("bias").shape(), {x[2]});
+  return {x};
+}
+
+// As the kernels read them: the last dimension contiguous where they walk it.
+std::vector<Tensor> inputs_of(const Call& call, std::span<const Operand> operands, Lowering& lowering) {
+  std::vector<Tensor> inputs;
+  for (const Operand& operand : operands) {
+    const Tensor& tensor = call.tensor(operand.name);
+    const bool by_rows = operand.rank == 4 || tensor.rank() == 4 || operand.name == "a";
+    inputs.push_back(operand.name == "state" ? lowering.contiguous(tensor)
+                     : by_rows               ? lowering.with_contiguous_rows(tensor)
+                                             : tensor);
+  }
+  return inputs;
+}
+
 std::vector<Tensor> launch(const Kernel& kernel, const std::array<Operand, 6>& operands, const Call& call,
                            std::span<const Shape> shapes, std::int64_t scratch, Lowering& lowering) {
   std::vector<Tensor> outputs;
@@ -76,34 +142,80 @@ std::vector<Tensor> launch(const Kernel& kernel, const std::array<Operand, 6>& o
     return outputs;
   }
   if (state.numel() == 0) return {lowering.full(DType::f32, shapes[0], Scalar::of(0.0)), outputs[1]};
-  std::vector<Tensor> inputs;
-  for (const Operand& operand : operands) {
-    const Tensor& tensor = call.tensor(operand.name);
-    const bool by_rows = operand.rank == 4 || tensor.rank() == 4 || operand.name == "a";
-    inputs.push_back(operand.name == "state" ? lowering.contiguous(tensor)
-                     : by_rows               ? lowering.with_contiguous_rows(tensor)
-                                             : tensor);
-  }
-  lowering.launch(kernel, std::move(inputs), outputs, std::int64_t{0}, scratch);
+  lowering.launch(kernel, inputs_of(call, operands, lowering), outputs, std::int64_t{0}, scratch);
   return outputs;
 }
 
-std::vector<Tensor> delta_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const std::int64_t scratch = gated_delta_scratch_bytes(call.tensor("key").size(3), lowering.max_tasks());
-  return launch(kGatedDelta, kDelta, call, shapes, scratch, lowering);
+// `inputs`: those before the operands of the cache.
+template <typename Attrs>
+std::vector<Tensor> launch_cached(const Kernel& kernel, std::vector<Tensor> inputs, const Call& call,
+                                  std::span<const Shape> shapes, const Attrs& attrs, std::int64_t scratch,
+                                  Lowering& lowering) {
+  const Tensor &position = call.tensor("cache_position"), &state = call.tensor("state");
+  check_size("cache_position", position.shape(), {shapes[0][0], shapes[0][1]});
+  GRAFT_CHECK(InvalidArgument, shapes[0][0] <= state.size(0), "a batch of ", shapes[0][0],
+              " needs as many rows of the cache, the session has ", state.size(0));
+  const Tensor out = lowering.allocate(DType::f32, shapes[0]);
+  if (out.numel() == 0) return {out};
+  inputs.push_back(lowering.contiguous(position));
+  inputs.push_back(call.tensor("half"));
+  lowering.launch(kernel, std::move(inputs), {out, state}, attrs, scratch);
+  return {out};
 }
 
-std::vector<Tensor> scan_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const std::int64_t scratch = selective_scan_scratch_bytes(call.tensor("x").size(1), lowering.max_tasks());
-  return launch(kSelectiveScan, kScan, call, shapes, scratch, lowering);
+std::int64_t delta_scratch(const Call& call, const Lowering& lowering) {
+  return gated_delta_scratch_bytes(call.tensor("key").size(3), lowering.max_tasks());
+}
+std::int64_t scan_scratch(const Call& call, const Lowering& lowering) {
+  return selective_scan_scratch_bytes(call.tensor("x").size(1), lowering.max_tasks());
+}
+
+std::vector<Tensor> lower_delta(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  return launch(kGatedDelta, kDelta, call, shapes, delta_scratch(call, lowering), lowering);
+}
+
+std::vector<Tensor> lower_scan(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  return launch(kSelectiveScan, kScan, call, shapes, scan_scratch(call, lowering), lowering);
+}
+
+std::vector<Tensor> lower_cached_delta(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  return launch_cached(kCachedGatedDelta, inputs_of(call, std::span(kDelta).first(kWithoutState), lowering), call,
+                       shapes, std::int64_t{0}, delta_scratch(call, lowering), lowering);
+}
+
+std::vector<Tensor> lower_cached_scan(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  return launch_cached(kCachedSelectiveScan, inputs_of(call, std::span(kScan).first(kWithoutState), lowering), call,
+                       shapes, std::int64_t{0}, scan_scratch(call, lowering), lowering);
+}
+
+std::vector<Tensor> lower_cached_conv(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  CausalConvAttrs attrs;
+  attrs.silu = call.boolean("silu") ? 1 : 0;
+  std::vector<Tensor> inputs = {lowering.with_contiguous_rows(call.tensor("x")),
+                                lowering.contiguous(call.tensor("weight"))};
+  if (call.has("bias")) {
+    attrs.has_bias = 1;
+    inputs.push_back(lowering.contiguous(call.tensor("bias")));
+  }
+  return launch_cached(kCachedCausalConv, std::move(inputs), call, shapes, attrs, 0, lowering);
+}
+
+std::vector<Tensor> lower_without_cache(const Call& call, std::span<const Shape>, Lowering&) {
+  throw InvalidProgram(str(call.target(), " is run with the cache that loading gives it"));
 }
 
 }  // namespace
 
 std::span<const Operator> linear_attention_operators() {
   static constexpr Operator kTable[] = {
-      {"graft.gated_delta_rule.default", refuse_operands<kDelta>, delta_shape, delta_lower, true},
-      {"graft.selective_scan.default", refuse_operands<kScan>, scan_shape, scan_lower, true},
+      {"graft.gated_delta_rule.default", refuse<kDelta>, delta_shape, lower_delta, true},
+      {"graft.gated_delta_rule.cached", refuse_cached<kDelta>, cached_delta_shape, lower_without_cache, true},
+      {"graft.cached_gated_delta_rule", refuse_cached<kDelta>, cached_delta_shape, lower_cached_delta},
+      {"graft.selective_scan.default", refuse<kScan>, scan_shape, lower_scan, true},
+      {"graft.selective_scan.cached", refuse_cached<kScan>, cached_scan_shape, lower_without_cache, true},
+      {"graft.cached_selective_scan", refuse_cached<kScan>, cached_scan_shape, lower_cached_scan},
+      {"graft.causal_conv1d.default", refuse_conv, conv_shape, lower_without_cache, true},
+      {"graft.cached_causal_conv1d", refuse_conv, conv_shape, lower_cached_conv},
   };
   return kTable;
 }

@@ -125,7 +125,8 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
 
 std::vector<Shape> cache_positions_shape(const Call& call) {
   std::vector<Shape> shapes = {call.tensor("position").shape(), call.tensor("length").shape()};
-  if (call.has("first")) shapes.push_back(call.tensor("first").shape());
+  for (const std::string_view more : {"first", "half"})
+    if (call.has(more)) shapes.push_back(call.tensor(more).shape());
   return shapes;
 }
 
@@ -153,6 +154,10 @@ std::vector<Tensor> lower_cache_positions(const Call& call, std::span<const Shap
     attrs.layers = call.tensor("layer_length").size(1);
     inputs.push_back(call.tensor("layer_length"));
     states.push_back(call.tensor("layer_length"));
+  }
+  if (call.has("half")) {
+    attrs.recurrent = 1;
+    inputs.push_back(call.tensor("half"));
   }
   std::vector<Tensor> written = out;
   written.insert(written.end(), states.begin(), states.end());

@@ -17,6 +17,31 @@ namespace {
 
 constexpr std::string_view kAttentionTarget = "graft.attention.default";
 
+// Operators with a recurrent state, what they become, and the sizes of a row's state.
+struct Recurrence {
+  std::string_view target, cached;
+  std::string_view name;  // of the state
+  struct Size {
+    std::string_view argument;
+    int dim;
+    std::int64_t less = 0;
+  };
+  std::vector<Size> sizes;
+};
+const Recurrence kRecurrences[] = {
+    {"graft.causal_conv1d.default", "graft.cached_causal_conv1d", "conv", {{"weight", 0, 1}, {"x", 2}}},
+    {"graft.gated_delta_rule.cached",
+     "graft.cached_gated_delta_rule",
+     "delta",
+     {{"value", 2}, {"key", 3}, {"value", 3}}},
+    {"graft.selective_scan.cached", "graft.cached_selective_scan", "scan", {{"x", 2}, {"x", 3}, {"b", 3}}},
+};
+
+const Recurrence* recurrence_of(std::string_view target) {
+  const auto* found = std::ranges::find(kRecurrences, target, &Recurrence::target);
+  return found == std::end(kRecurrences) ? nullptr : found;
+}
+
 std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
   const auto it = std::ranges::find(names, name);
   GRAFT_CHECK(InvalidProgram, it != names.end(), kAttentionTarget, " has no argument '", name, "'");
@@ -127,7 +152,7 @@ class KvCache {
   KvCache(ir::Program& program, ir::Method& method, const Layers& layers)
       : program_(program), method_(method), layers_(layers), states_(program, method) {}
 
-  // Returns the number of attention nodes that got their states.
+  // Returns the number of nodes that got their states.
   std::size_t run() {
     Scope& whole = scopes_.emplace_back(method_, nullptr, 0);
     std::set<std::int64_t> seen;
@@ -136,7 +161,7 @@ class KvCache {
     const ir::ValueId given = position_of(found_[0]);
     for (const Found& found : found_)
       GRAFT_CHECK(InvalidProgram, position_of(found) == given, where(found),
-                  " has a cache_position of its own; all attention nodes must share one");
+                  " has a cache_position of its own; all nodes with a cache must share one");
     const ir::ValueId length = states_.add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
     const std::vector<ir::Dim> first_dims = {any_size(), fixed_size(std::ssize(layers_.windows()))};
     std::optional<ir::ValueId> first, layer_length;
@@ -145,24 +170,36 @@ class KvCache {
     if (!layers_.columns().empty())
       layer_length = states_.add_state("kv.layer_length", ir::StateKind::kv_layer_length, DType::i64,
                                        {any_size(), fixed_size(std::ssize(layers_.columns()))}, layers_.columns());
+    const bool recurrent = std::ranges::any_of(found_, &Found::recurrence);
+    std::optional<ir::ValueId> half;
+    if (recurrent)
+      half = states_.add_state("kv.recurrent_half", ir::StateKind::recurrent_half, DType::i64, {any_size()});
     const ir::ValueId position = states_.add_value("cache_position_checked", DType::i64, method_.values[given].dims);
     const ir::ValueId after = states_.add_value("kv_length_after", DType::i64, {any_size()});
     // From the last one on, so that nodes that are put in do not move those before them.
-    for (std::size_t f = found_.size(); f-- > 0;) attend(found_[f], position, layer_length);
+    for (std::size_t f = found_.size(); f-- > 0;)
+      found_[f].recurrence ? recur(found_[f], position, *half) : attend(found_[f], position, layer_length);
     ir::Node check;
     check.name = "cache_positions";
-    check.op = states_.add_op("graft.cache_positions", {"position", "length", "first", "windows", "layer_length"});
+    check.op =
+        states_.add_op("graft.cache_positions", {"position", "length", "first", "windows", "layer_length", "half"});
     ir::Arg list;
     list.kind = ir::Arg::Kind::list;
     for (const std::int64_t ring_window : layers_.windows()) list.items.push_back(ir::Arg::of_integer(ring_window));
     const auto state = [](std::optional<ir::ValueId> id) { return id ? ir::Arg::of_value(*id) : ir::Arg(); };
-    check.args = {ir::Arg::of_value(given), ir::Arg::of_value(length), state(first), list, state(layer_length)};
+    check.args = {
+        ir::Arg::of_value(given), ir::Arg::of_value(length), state(first), list, state(layer_length), state(half)};
     check.outputs = {position, after};
     states_.write_state("kv.length", after);
     if (first) {
       const ir::ValueId first_after = states_.add_value("kv_first_after", DType::i64, first_dims);
       check.outputs.push_back(first_after);
       states_.write_state("kv.first", first_after);
+    }
+    if (half) {
+      const ir::ValueId half_after = states_.add_value("recurrent_half_after", DType::i64, {any_size()});
+      check.outputs.push_back(half_after);
+      states_.write_state("kv.recurrent_half", half_after);
     }
     method_.nodes.insert(method_.nodes.begin() + static_cast<std::ptrdiff_t>(first_node_), check);
     return found_.size();
@@ -172,6 +209,7 @@ class KvCache {
   struct Found {
     Scope* scope;
     std::size_t node;
+    const Recurrence* recurrence = nullptr;  // null: attention
   };
 
   ir::Node& node_of(const Found& found) { return found.scope->graph().nodes[found.node]; }
@@ -191,6 +229,12 @@ class KvCache {
         const ir::Arg& layer = argument(program_, node, "layer");
         GRAFT_CHECK(InvalidProgram, layer.kind == ir::Arg::Kind::integer && layer.i >= 0 && seen.insert(layer.i).second,
                     where(found_.back()), " needs a layer of its own, found ", layer.i);
+      } else if (const Recurrence* recurrence = recurrence_of(target)) {
+        found_.push_back({&scope, n, recurrence});
+        GRAFT_CHECK(Unsupported, scope.caller() == nullptr, where(found_.back()),
+                    ": a recurrent state inside of torch.cond or torch.while_loop, which runs may skip");
+        GRAFT_CHECK(InvalidProgram, recurrent_.insert(name_of(found_.back())).second, where(found_.back()),
+                    " needs a state of its own, found two of ", name_of(found_.back()));
       } else if (target == kCond) {
         // One of the two runs.
         std::set<std::int64_t> after = seen;
@@ -266,6 +310,34 @@ class KvCache {
     if (check) graph.nodes.insert(graph.nodes.begin() + static_cast<std::ptrdiff_t>(found.node), *std::move(check));
   }
 
+  std::string name_of(const Found& found) {
+    const auto number = [&](std::string_view name) {
+      const ir::Arg& arg = argument(program_, node_of(found), name);
+      GRAFT_CHECK(InvalidProgram, arg.kind == ir::Arg::Kind::integer && arg.i >= 0, where(found), ": ", name,
+                  " must be known at export and not negative");
+      return arg.i;
+    };
+    return str("recurrent.", number("layer"), ".", found.recurrence->name, ".", number("index"));
+  }
+
+  void recur(const Found& found, ir::ValueId position, ir::ValueId half) {
+    std::vector<ir::Dim> dims = {any_size(), fixed_size(2)};
+    for (const auto& [name, dim, less] : found.recurrence->sizes) {
+      const ir::Value& value = method_.values[tensor_arg(found, name)];
+      GRAFT_CHECK(InvalidProgram, value.rank() > dim && value.dims[static_cast<std::size_t>(dim)].is_static(),
+                  where(found), ": size ", dim, " of ", name, " must be known, found ", value.str());
+      dims.push_back(fixed_size(value.dims[static_cast<std::size_t>(dim)].min - less));
+    }
+    const ir::ValueId state = states_.add_state(name_of(found), ir::StateKind::recurrent, DType::f32, dims);
+    ir::Node& node = node_of(found);
+    argument(program_, node, "cache_position") = ir::Arg::of_value(position);
+    std::vector<std::string> names = program_.op_of(node).arg_names;
+    names.insert(names.end(), {"state", "half"});
+    node.op = states_.add_op(std::string(found.recurrence->cached), std::move(names));
+    node.args.push_back(ir::Arg::of_value(state));
+    node.args.push_back(ir::Arg::of_value(half));
+  }
+
   ir::ValueId add_cache(const Found& found, std::string_view side, std::int64_t layer) {
     const ir::Value& from = found.scope->graph().values[tensor_arg(found, side)];
     GRAFT_CHECK(InvalidProgram, from.rank() == 4 && from.dims[1].is_static() && from.dims[3].is_static(), where(found),
@@ -283,7 +355,8 @@ class KvCache {
   CacheStates states_;
   std::deque<Scope> scopes_;  // the method first
   std::vector<Found> found_;
-  std::size_t first_node_ = 0;  // of the method, that attends or calls a graph that does
+  std::set<std::string> recurrent_;  // the states
+  std::size_t first_node_ = 0;       // of the method, that attends or calls a graph that does
 };
 
 }  // namespace

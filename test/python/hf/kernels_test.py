@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import graft
-from graft.hf import kernels
+from graft.llm import kernels
 from llm_models import _LLAMA, VOCAB, SmallModel, _of
 
 CLOSE = 1e-4

@@ -79,6 +79,73 @@ def _of(name: str, base: dict[str, Any], **own: Any) -> Callable[[], Any]:
     return lambda: getattr(transformers, f"{name}Config")(**{**base, **own})
 
 
+_DELTA = dict(
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=12,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+)
+# Mamba-2, by the names that configurations have for its sizes.
+_MAMBA2 = dict(mamba_n_heads=6, mamba_n_groups=2, mamba_d_head=16, mamba_d_state=8, mamba_expand=2, mamba_chunk_size=16)
+_MIXED = ["linear_attention", "full_attention", "linear_attention"]
+# Layers with recurrent states.
+RECURRENT: tuple[SmallModel, ...] = (
+    SmallModel(
+        "qwen3_next",
+        _of("Qwen3Next", _EXPERTS, num_experts=5, moe_intermediate_size=24, shared_expert_intermediate_size=20, **_DELTA),
+    ),
+    SmallModel("mamba", _of("Mamba", dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, state_size=8))),
+    SmallModel("lfm2", _of("Lfm2", _LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False)),
+    SmallModel("falcon_h1", _of("FalconH1", _LLAMA, mamba_d_ssm=96, **_MAMBA2)),
+    SmallModel("qwen3_5", _of("Qwen3_5Text", _LLAMA, architecture="Qwen3_5ForCausalLM", **_DELTA), slow=True),
+    SmallModel(
+        "mamba2",
+        _of(
+            "Mamba2",
+            dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, num_heads=6, head_dim=16, state_size=8, n_groups=2),
+            chunk_size=16,
+        ),
+        slow=True,
+    ),
+    SmallModel(
+        "granite_hybrid",
+        _of("GraniteMoeHybrid", _EXPERTS, num_local_experts=4, shared_intermediate_size=40, layer_types=_MIXED, **_MAMBA2),
+        slow=True,
+    ),
+    SmallModel(
+        "nemotron_h",
+        _of(
+            "NemotronH",
+            _LLAMA,
+            layers_block_type=["mamba", "attention", "mlp"],
+            mamba_num_heads=6,
+            mamba_head_dim=16,
+            n_groups=2,
+            ssm_state_size=8,
+            chunk_size=16,
+        ),
+        slow=True,
+    ),
+    SmallModel(
+        "jamba",
+        _of(
+            "Jamba",
+            _EXPERTS,
+            num_experts=4,
+            attn_layer_period=3,
+            attn_layer_offset=1,
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            mamba_d_state=8,
+            use_mamba_kernels=False,
+        ),
+        slow=True,
+    ),
+    SmallModel("bamba", _of("Bamba", _LLAMA, attn_layer_indices=[1], **_MAMBA2), slow=True),
+    SmallModel("olmo_hybrid", _of("OlmoHybrid", _LLAMA, **_DELTA), slow=True),
+)
+
 MODELS: tuple[SmallModel, ...] = (
     SmallModel("llama", _of("Llama", _LLAMA, attention_bias=True)),
     SmallModel("qwen2", _of("Qwen2", _LLAMA, use_sliding_window=True, sliding_window=9, max_window_layers=1)),
@@ -152,6 +219,7 @@ MODELS: tuple[SmallModel, ...] = (
         ),
         slow=True,
     ),
+    *RECURRENT,
 )
 
 

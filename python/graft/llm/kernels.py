@@ -11,13 +11,14 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from graft.llm import recurrence
+from graft.errors import ExportError
+from graft.llm import interface, recurrence
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
@@ -40,10 +41,12 @@ def _delta_rule(
     query, key, value, g, beta = (x.float() for x in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         query, key = _unit(query), _unit(key)
+    operands = (query * key.shape[3] ** -0.5, key, value, g.exp(), beta)
+    if cached := interface.recurrent_state():
+        return recurrence.cached_gated_delta_rule(*operands, cached.position, layer=cached.layer, index=cached.index), None
     if initial_state is None:
         initial_state = value.new_zeros(value.shape[0], value.shape[2], key.shape[3], value.shape[3])
-    scaled = query * key.shape[3] ** -0.5
-    made, state = recurrence.gated_delta_rule(scaled, key, value, g.exp(), beta, initial_state.float())
+    made, state = recurrence.gated_delta_rule(*operands, initial_state.float())
     return made.to(dtype), state if output_final_state else None
 
 
@@ -64,10 +67,7 @@ def _mamba2(
 ) -> Any:
     x = hidden_states.float()
     dt = _time_step(dt, dt_bias, dt_softplus).clamp(*dt_limit).float()
-    if initial_states is None:
-        initial_states = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[3])
-    state = initial_states.float()
-    made, state = recurrence.selective_scan(x, dt, A.float().unsqueeze(-1), B.float(), C.float(), state)
+    made, state = _scan(x, dt, A.float().unsqueeze(-1), B.float(), C.float(), initial_states)
     if D is not None:
         made = made + D[..., None] * x
     return (made, state) if return_final_states else made
@@ -86,19 +86,54 @@ def _mamba(
     return_last_state: bool = False,
     **_: Any,
 ) -> Any:
-    """Begins with zeros also where there is a state, as transformers does."""
+    """Begins with zeros also where there is a state, as transformers does, but where the engine has it."""
     bias = None if delta_bias is None else delta_bias[..., None]
     dt = _time_step(dt, bias, delta_softplus).float()
     x = hidden_states.float().transpose(1, 2).unsqueeze(-1)
     b, c = (part.float().transpose(1, 2).unsqueeze(2) for part in (B, C))
-    state = x.new_zeros(x.shape[0], x.shape[2], 1, A.shape[1])
-    made, state = recurrence.selective_scan(x, dt.transpose(1, 2), A.float(), b, c, state)
+    made, state = _scan(x, dt.transpose(1, 2), A.float(), b, c, None)
     made = made.squeeze(-1).transpose(1, 2)
     if D is not None:
         made = made + hidden_states * D[None, :, None]
     if z is not None:
         made = made * F.silu(z)
-    return (made, state.squeeze(2)) if return_last_state else made
+    return (made, None if state is None else state.squeeze(2)) if return_last_state else made
+
+
+def _scan(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, state: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The scan and its last state, which is the engine's where that has it."""
+    if cached := interface.recurrent_state():
+        made = recurrence.cached_selective_scan(x, dt, a, b, c, cached.position, layer=cached.layer, index=cached.index)
+        return made, None
+    first = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], b.shape[3]) if state is None else state.float()
+    return recurrence.selective_scan(x, dt, a, b, c, first)
+
+
+def _conv(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """Of channels [B, C, T], with the engine's state."""
+    cached = interface.conv_state()
+    if cached is None:
+        raise ExportError("expected a convolution after update_conv_state of the model's cache, found one without")
+    if activation not in (None, "silu", "swish"):
+        raise ExportError(f"expected a convolution with the activation 'silu', or none, found '{activation}'")
+    made = recurrence.causal_conv1d(
+        hidden_states.transpose(1, 2),
+        weight.t().contiguous(),  # transposed once, when the package is loaded
+        bias,
+        cached.position,
+        layer=cached.layer,
+        index=cached.index,
+        silu=activation is not None,
+    )
+    return made.transpose(1, 2)
 
 
 def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> torch.Tensor:
@@ -113,6 +148,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": _mamba2,
     "mamba_selective_scan": _mamba,
 }
+#: Where the engine has the states.
+CACHED: dict[str, Callable[..., Any]] = {**FUNCTIONS, "causal_conv1d_fn": _conv}
 # Arguments of packed sequences, which the models' own functions refuse.
 _PACKED = ("cu_seqlens", "seq_idx")
 
@@ -121,7 +158,7 @@ _tracing = threading.local()
 
 
 @contextlib.contextmanager
-def in_place(model: torch.nn.Module) -> Iterator[None]:
+def in_place(model: torch.nn.Module, functions: Mapping[str, Callable[..., Any]] = FUNCTIONS) -> Iterator[None]:
     """Within it, this thread's calls of these functions by modules of the model are graft's operators."""
     with _lock:
         changed: list[tuple[dict[str, Any], str, Any]] = []
@@ -130,7 +167,7 @@ def in_place(model: torch.nn.Module) -> Iterator[None]:
         try:
             for file in {type(module).__module__ for module in model.modules()}:
                 names = vars(sys.modules[file])
-                for name, function in FUNCTIONS.items():
+                for name, function in functions.items():
                     if name in names and _takes_the_place_of(names[name], function):
                         changed.append((names, name, names[name]))
                         names[name] = _either(names[name], function)
@@ -156,4 +193,4 @@ def _either(own: Callable[..., Any], function: Callable[..., Any]) -> Callable[.
     return call
 
 
-__all__ = ["FUNCTIONS", "in_place"]
+__all__ = ["CACHED", "FUNCTIONS", "in_place"]
