@@ -24,7 +24,7 @@ from graft.llm import text_runner
 from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
-from graft.llm.trace import trace
+from graft.llm.trace import attends, trace
 
 # Named data of the package.
 METADATA = "graft.llm.json"
@@ -65,8 +65,8 @@ def export_llm(
     pack: pack matrices in blocks (q8_0, q4_0, q4_k, q5_k, q6_k, iq4_xs, ...) in the package as graft's kernels for x86 read them
         (weights="package"), so that a program starts sooner: it reads them where they are mapped. Where there are no such
         kernels, the blocks are unpacked when the package is loaded, bit for bit.
-    context: the most tokens of a prompt; by default the model's max_position_embeddings, or 1024 for models with an
-        encoder that have none.
+    context: the most tokens of a prompt; by default the model's max_position_embeddings, or where it has none 1024, and
+        2^20 without attention.
     plans: sizes whose plans the package holds, so that a first run of these sizes is not planned: "seq=1,128" for one
         token and 128; "batch=1,4" and "kept=..." (logits) beside it for all combinations, 1 where they are left out. They
         serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
@@ -147,8 +147,8 @@ def write_package(
         kind = type(checkpoint.model).__name__
         raise ExportError(f"{kind} cannot be cut into stages: each layer of its decoder reads what its encoder gives")
     most = _most_tokens(config, _DECODER_SIZES)
-    if with_encoder and most is None:  # relative positions have no limit
-        context = context or _WITHOUT_POSITIONS
+    if most is None:  # relative positions have no limit, nor has a model without attention, whose states are of one size
+        context = context or (_WITHOUT_POSITIONS if with_encoder or attends(config) else _WITHOUT_ATTENTION)
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
         raise ExportError(f"expected a context from 1 to {most}, found {context}")
@@ -270,6 +270,7 @@ def _planned(path: Path, sizes: list[dict[str, int]], context: int, threads: int
 # Configuration fields with the most tokens of a call.
 _DECODER_SIZES = ("max_target_positions", "max_position_embeddings")
 _WITHOUT_POSITIONS = 1024  # when the configuration says nothing
+_WITHOUT_ATTENTION = 1 << 20
 _ENCODER_SIZES = ("max_source_positions", "max_position_embeddings")
 
 

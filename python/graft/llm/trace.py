@@ -234,6 +234,11 @@ def _kinds_of_layers(config: Any) -> list[str]:
     return kinds
 
 
+def attends(config: Any) -> bool:
+    """Whether a layer of a decoder has keys and values."""
+    return any(_LAYERS[kind][0] for kind in _kinds_of_layers(config))
+
+
 def _check_layers(program: ExportedProgram, config: Any, kinds: Sequence[str]) -> None:
     """Each layer attends through graft's operator, and recurs through one, where its kind does."""
 

@@ -98,7 +98,7 @@ RECURRENT: tuple[SmallModel, ...] = (
     SmallModel("mamba", _of("Mamba", dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, state_size=8))),
     SmallModel("lfm2", _of("Lfm2", _LLAMA, layer_types=["conv", "full_attention", "conv"], block_auto_adjust_ff_dim=False)),
     SmallModel("falcon_h1", _of("FalconH1", _LLAMA, mamba_d_ssm=96, **_MAMBA2)),
-    SmallModel("qwen3_5", _of("Qwen3_5Text", _LLAMA, architecture="Qwen3_5ForCausalLM", **_DELTA), slow=True),
+    SmallModel("qwen3_5", _of("Qwen3_5Text", _LLAMA, architecture="Qwen3_5ForCausalLM", **{**_DELTA, "linear_key_head_dim": 16}), slow=True),
     SmallModel(
         "mamba2",
         _of(
@@ -138,7 +138,6 @@ RECURRENT: tuple[SmallModel, ...] = (
             expert_layer_period=2,
             expert_layer_offset=1,
             mamba_d_state=8,
-            use_mamba_kernels=False,
         ),
         slow=True,
     ),

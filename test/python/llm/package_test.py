@@ -28,6 +28,7 @@ class Pair:
 
     eager: torch.nn.Module
     package: Model
+    recurrent: bool = False
 
     def expected(self, ids, mask=None, positions=None):
         with torch.no_grad():
@@ -64,7 +65,8 @@ def make_pair(folder, model, change=None):
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(request, tmp_path_factory):
-    return make_pair(tmp_path_factory.mktemp(request.param.name), request.param.make())
+    pair = make_pair(tmp_path_factory.mktemp(request.param.name), request.param.make())
+    return dataclasses.replace(pair, recurrent=request.param in llm_models.RECURRENT)
 
 
 def tokens(count, batch=1):
@@ -118,6 +120,14 @@ def test_decoding(pair):
     ids = tokens(64)
     steps = [pair.run(ids[:, :5]), *(pair.run(ids[:, i : i + 1]) for i in range(5, 64))]
     check(torch.cat(steps, 1), pair.expected(ids))
+    if pair.recurrent:
+        with pytest.raises(graft.InvalidArgument, match="recurrent states are those of all of them"):
+            pair.package.kv_truncate(30)
+        with pytest.raises(graft.ExecutionError, match="position 30 goes back from 64 tokens"):
+            pair.run(ids[:, 30:40], rows=torch.arange(30, 40)[None])
+        more = tokens(7)
+        check(pair.run(more), pair.expected(torch.cat([ids, more], 1))[:, 64:])
+        return
     pair.package.kv_truncate(30)
     check(pair.run(ids[:, 30:40]), pair.expected(ids[:, :40])[:, 30:])
 
