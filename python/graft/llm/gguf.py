@@ -1,12 +1,12 @@
-"""GGUF files as models: configuration and weights of the architectures below, in terms of transformers.
+"""GGUF files as models: configuration and weights, in terms of transformers.
 
 A key or tensor of the file that is not understood is an error, because it may change the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +14,10 @@ import torch
 
 from graft import _C
 from graft.errors import Error, ExportError
-from graft.llm.checkpoint import Checkpoint, make_empty, match
+from graft.llm.checkpoint import Checkpoint, make_empty, match, named_tensors
+from graft.llm.gguf_architectures import ARCHITECTURES, FIELDS
 from graft.llm.stored import Stored, changed, file_range
 
-# GGUF name in a layer -> transformers' name in the layer.
-_LLAMA = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_QWEN3 = {**_LLAMA, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-_GEMMA2 = {
-    **_LLAMA,
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_PHI3 = {
-    "attn_norm": "input_layernorm",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_up": "mlp.gate_up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-
-# Keys of every architecture -> fields of transformers' configurations.
-_FIELDS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "vocab_size": "vocab_size",
-}
 # Handled by the code below, or without effect on the results.
 _HANDLED = {
     "attention.key_length",
@@ -69,6 +30,8 @@ _HANDLED = {
     "rope.scaling.finetuned",
 }
 
+
+_WITHOUT_END = {"ssm_a", "ssm_d"}  # tensors that are no weight of a layer
 
 # ggml's names of types without blocks.
 _PLAIN = {
@@ -109,56 +72,52 @@ class File:
         )
 
 
-@dataclass(frozen=True)
-class _Architecture:
-    config: str  # transformers' class
-    layer: dict[str, str]
-    special: Callable[["_Reader", dict[str, Any]], None] = lambda reader, config: None
-    fields: dict[str, str] = field(default_factory=dict)  # besides _FIELDS
-    permuted: bool = False  # rows of q and k are in the order of interleaved rotation
-    norm_offset: float = 0.0  # the file's norm weights are larger by this
-
-
 class _Reader:
     def __init__(self, file: File, path: Path) -> None:
         self.file, self.path = file, path
         self.name = file.values.get("general.architecture")
-        if self.name not in _ARCHITECTURES:
+        if self.name not in ARCHITECTURES:
             raise ExportError(
-                f"'{path}': expected one of the architectures {', '.join(_ARCHITECTURES)}, "
+                f"'{path}': expected one of the architectures {', '.join(ARCHITECTURES)}, "
                 f"found {self.name!r}"
             )
-        self.architecture = _ARCHITECTURES[self.name]
+        self.architecture = ARCHITECTURES[self.name]
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.file.values.get(f"{self.name}.{key}", default)
 
+    def sizes(self, name: str) -> tuple[int, ...] | None:
+        return self.file.tensors[name].sizes if name in self.file.tensors else None
+
     def config(self) -> Any:
         import transformers
 
-        fields = {**_FIELDS, **self.architecture.fields}
+        fields = {**FIELDS, **self.architecture.fields}
         unknown = [
             key
             for key in self.file.values
-            if key.startswith(f"{self.name}.") and key.removeprefix(f"{self.name}.") not in fields.keys() | _HANDLED
+            if key.startswith(f"{self.name}.")
+            and key.removeprefix(f"{self.name}.") not in fields.keys() | _HANDLED | self.architecture.handled
         ]
         if unknown:
             raise ExportError(f"'{self.path}': expected keys that graft knows, found {', '.join(unknown)}")
         config = {to: self.get(key) for key, to in fields.items() if self.get(key) is not None}
-        for key, to in _FIELDS.items():
+        for key, to in FIELDS.items():
             if to not in config and key != "vocab_size":
                 raise ExportError(f"'{self.path}': expected the key '{self.name}.{key}', found none")
             if isinstance(config.get(to), list):
-                raise ExportError(
-                    f"'{self.path}': expected one '{self.name}.{key}' for all layers, found a list"
-                )
-        heads = config["hidden_size"] // config["num_attention_heads"]
-        config["head_dim"] = self.get("attention.key_length", heads)
-        if self.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
-            raise ExportError(f"'{self.path}': expected keys and values of one size, found two")
+                if key not in self.architecture.lists or not config[to]:
+                    raise ExportError(
+                        f"'{self.path}': expected one '{self.name}.{key}' for all layers, found a list"
+                    )
+                config[to] = max(config[to])
+        if heads := config["num_attention_heads"]:
+            config["head_dim"] = self.get("attention.key_length", config["hidden_size"] // heads)
+            if self.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
+                raise ExportError(f"'{self.path}': expected keys and values of one size, found two")
+            config["rope_parameters"] = self._rope(config["head_dim"])
         config["vocab_size"] = self.file.tensors["token_embd.weight"].sizes[0] if self._has("token_embd") else 0
         config["tie_word_embeddings"] = not self._has("output")
-        config["rope_parameters"] = self._rope(config["head_dim"])
         for kind in ("bos", "eos", "padding"):
             found = self.file.values.get(f"tokenizer.ggml.{kind}_token_id")
             config["pad_token_id" if kind == "padding" else f"{kind}_token_id"] = found
@@ -180,18 +139,22 @@ class _Reader:
             rope["partial_rotary_factor"] = turned / head_dim
         return rope
 
-    def weights(self, config: Any) -> dict[str, Stored]:
-        """By transformers' names, as the model needs them: in the file's own bytes where these are that."""
+    def weights(self, config: Any, wanted: Mapping[str, torch.Tensor]) -> dict[str, Stored]:
+        """By transformers' names, as the model needs them: in the file's own bytes where these are that. wanted: the
+        model's tensors."""
         left = dict(self.file.tensors)
         left.pop("rope_freqs.weight", None)  # `frequencies` uses it
-        result: dict[str, Stored] = {}
-        for name, stored in self.file.tensors.items():
-            to = self._translated(name)
-            if to is not None:
-                result[to] = self._adapted(to, stored, config)
+        for layer in range(config.num_hidden_layers, self.get("block_count")):  # they draft tokens
+            for name in [name for name in left if name.startswith(f"blk.{layer}.")]:
                 del left[name]
+        result: dict[str, Stored] = {}
         for layer in range(config.num_hidden_layers):
+            self._join(layer, left, result, wanted)
             self._stack_experts(layer, left, result)
+        for name in list(left):
+            to = self._translated(name)
+            if to is not None and to not in result:
+                result[to] = self._adapted(to, left.pop(name), config, wanted.get(to))
         if left:
             raise ExportError(
                 f"'{self.path}': expected tensors of {self.architecture.config}, found besides: "
@@ -201,33 +164,66 @@ class _Reader:
 
     def _translated(self, name: str) -> str | None:
         stem, _, end = name.rpartition(".")
-        if stem in _OUTSIDE:
-            return f"{_OUTSIDE[stem]}.{end}"
-        parts = stem.split(".")
-        if len(parts) == 3 and parts[0] == "blk" and parts[2] in self.architecture.layer:
-            return f"model.layers.{parts[1]}.{self.architecture.layer[parts[2]]}.{end}"
-        return None
+        if stem in self.architecture.outside:
+            return f"{self.architecture.outside[stem]}.{end}"
+        block, _, rest = name.removeprefix("blk.").partition(".")
+        if not name.startswith("blk.") or not rest:
+            return None
+        prefix, names = f"{self.architecture.layers}.{block}", self.architecture.layer
+        if rest in names:  # it has no end, or is named with it
+            return f"{prefix}.{names[rest]}" + ("" if rest in _WITHOUT_END or "." in rest else ".weight")
+        stem, _, end = rest.rpartition(".")
+        return f"{prefix}.{names[stem]}.{end}" if stem in names and stem not in _WITHOUT_END else None
 
-    def _adapted(self, name: str, stored: Stored, config: Any) -> Stored:
+    def _adapted(self, name: str, stored: Stored, config: Any, wanted: torch.Tensor | None) -> Stored:
         if self.architecture.permuted and ".q_proj." in name:
             return _unpermuted(stored, config.num_attention_heads)
         if self.architecture.permuted and ".k_proj." in name:
             return _unpermuted(stored, config.num_key_value_heads)
-        if self.architecture.norm_offset and name.endswith("norm.weight"):
-            offset = self.architecture.norm_offset
-            if stored.dtype != torch.float32 or stored.block_type:
-                raise ExportError(f"'{self.path}': expected '{stored.name}' in f32, found {stored.dtype}")
-
-            def less(data: bytes) -> bytes:
-                return (torch.frombuffer(bytearray(data), dtype=torch.float32) - offset).numpy().tobytes()
-
-            return changed(stored, less)
+        if self.architecture.norm_offset and name.endswith("norm.weight") and not name.endswith("attn.norm.weight"):
+            return self._computed(stored, lambda values: values - self.architecture.norm_offset)
+        if name.endswith(".A_log"):
+            stored = self._computed(stored, lambda a: (-a).log())
+        if self.architecture.handled and wanted is not None and stored.sizes != tuple(wanted.shape):
+            # Sizes of 1 are left out or put in, and a norm is in its groups.
+            if stored.block_type or torch.Size(stored.sizes).numel() != wanted.numel():
+                return stored  # which `match` reports
+            return dataclasses.replace(changed(stored, lambda data: data), sizes=tuple(wanted.shape))
         return stored
+
+    def _computed(self, stored: Stored, change: Callable[[torch.Tensor], torch.Tensor]) -> Stored:
+        if stored.dtype != torch.float32 or stored.block_type:
+            raise ExportError(f"'{self.path}': expected '{stored.name}' in f32, found {stored.dtype}")
+        return changed(stored, lambda data: change(torch.frombuffer(bytearray(data), dtype=torch.float32)).numpy().tobytes())
+
+    def _join(
+        self, layer: int, left: dict[str, Stored], result: dict[str, Stored], wanted: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Matrices that are one in transformers, by rows."""
+        for names, to in self.architecture.joined.items():
+            parts = [left.get(f"blk.{layer}.{name}.weight") for name in names]
+            if any(part is None for part in parts):
+                continue
+            for name in names:
+                del left[f"blk.{layer}.{name}.weight"]
+            first, second = parts
+            if (first.sizes[1:], first.dtype, first.block_type) != (second.sizes[1:], second.dtype, second.block_type):
+                raise ExportError(f"'{self.path}': expected '{first.name}' and '{second.name}' of one type and size")
+
+            def chunks(parts: Sequence[Stored] = (first, second)) -> Iterator[Any]:
+                for part in parts:
+                    yield from part.chunks()
+
+            name = f"{self.architecture.layers}.{layer}.{to}.weight"
+            sizes = (first.sizes[0] + second.sizes[0], *first.sizes[1:])
+            result[name] = Stored(
+                name, sizes, first.dtype, first.byte_size + second.byte_size, chunks, first.block_type
+            )
 
     def _stack_experts(self, layer: int, left: dict[str, Stored], result: dict[str, Stored]) -> None:
         """The experts' matrices; gate and up are one tensor [E, 2 I, H] in transformers."""
         if (down := left.pop(f"blk.{layer}.ffn_down_exps.weight", None)) is not None:
-            result[f"model.layers.{layer}.mlp.experts.down_proj"] = down
+            result[f"{self.architecture.layers}.{layer}.{self.architecture.experts}.down_proj"] = down
         gate, up = (left.pop(f"blk.{layer}.ffn_{which}_exps.weight", None) for which in ("gate", "up"))
         if gate is None or up is None:
             return
@@ -242,7 +238,7 @@ class _Reader:
                 yield first[expert * step : (expert + 1) * step]
                 yield second[expert * step : (expert + 1) * step]
 
-        name = f"model.layers.{layer}.mlp.experts.gate_up_proj"
+        name = f"{self.architecture.layers}.{layer}.{self.architecture.experts}.gate_up_proj"
         sizes = (experts, 2 * rows, columns)
         result[name] = Stored(name, sizes, gate.dtype, 2 * gate.byte_size, chunks, gate.block_type)
 
@@ -251,6 +247,8 @@ class _Reader:
         factors = self.file.tensors.get("rope_freqs.weight")
         if factors is None:
             return
+        if not hasattr(model.model, "rotary_emb"):
+            raise ExportError(f"'{self.path}': expected no rope_freqs for a model without rotary embeddings")
         rotary = model.model.rotary_emb
         if rotary.inv_freq.shape != factors.sizes:
             raise ExportError(
@@ -274,78 +272,14 @@ def _unpermuted(stored: Stored, heads: int) -> Stored:
     return changed(stored, change)
 
 
-# Architectures ----------------------------------------------------------------------------------------------------
-
-
-def _llama(reader: _Reader, config: dict[str, Any]) -> None:
-    config["attention_bias"] = "blk.0.attn_q.bias" in reader.file.tensors
-    config["mlp_bias"] = "blk.0.ffn_up.bias" in reader.file.tensors
-
-
-def _qwen3(reader: _Reader, config: dict[str, Any]) -> None:
-    config["attention_bias"] = "blk.0.attn_q.bias" in reader.file.tensors
-
-
-def _qwen3_moe(reader: _Reader, config: dict[str, Any]) -> None:
-    config["norm_topk_prob"] = True  # what llama.cpp does for this architecture
-
-
-def _gemma2(reader: _Reader, config: dict[str, Any]) -> None:
-    # llama.cpp scales by the size of a head, except in the 27B model.
-    wide = config["hidden_size"] // config["num_attention_heads"]
-    config["query_pre_attn_scalar"] = wide if config["num_hidden_layers"] == 46 else config["head_dim"]
-
-
-def _gemma3(reader: _Reader, config: dict[str, Any]) -> None:
-    wide = config["hidden_size"] // config["num_attention_heads"]
-    config["query_pre_attn_scalar"] = wide if config["num_hidden_layers"] == 62 else config["head_dim"]
-    # One layer in six has full attention; the others have a rotary base of their own.
-    config["layer_types"] = [
-        "sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(config["num_hidden_layers"])
-    ]
-    full = {**config["rope_parameters"], "rope_theta": float(reader.get("rope.freq_base", 1_000_000.0))}
-    local = {"rope_type": "default", "rope_theta": 10000.0}
-    config["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
-
-
-_WINDOW = {"attention.sliding_window": "sliding_window"}
-_CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-_ARCHITECTURES = {
-    "llama": _Architecture("LlamaConfig", _LLAMA, _llama, permuted=True),
-    "qwen2": _Architecture("Qwen2Config", _LLAMA),
-    "qwen3": _Architecture("Qwen3Config", _QWEN3, _qwen3),
-    "qwen3moe": _Architecture(
-        "Qwen3MoeConfig",
-        {
-            **{k: v for k, v in _QWEN3.items() if not k.startswith("ffn_") or k == "ffn_norm"},
-            "ffn_gate_inp": "mlp.gate",
-        },
-        _qwen3_moe,
-        fields={
-            "expert_count": "num_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
-        },
-    ),
-    "gemma2": _Architecture("Gemma2Config", _GEMMA2, _gemma2, fields={**_WINDOW, **_CAPS}, norm_offset=1.0),
-    "gemma3": _Architecture(
-        "Gemma3TextConfig",
-        {**_GEMMA2, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
-        _gemma3,
-        fields={**_WINDOW, "final_logit_softcapping": "final_logit_softcapping"},
-        norm_offset=1.0,
-    ),
-    "phi3": _Architecture("Phi3Config", _PHI3, fields=_WINDOW),
-}
-
-
 def open_gguf(path: Path) -> Checkpoint:
     file = File(path)
     reader = _Reader(file, path)
     config = reader.config()
     model = make_empty(config)
+    reader.architecture.prepare(model)
     reader.frequencies(model)
-    weights = match(model, reader.weights(config), path.name)
+    weights = match(model, reader.weights(config, named_tensors(model)), path.name)
     # A file without a vocabulary is a model that takes ids only.
     tokenizer = {"tokenizer.gguf": file.vocabulary} if "tokenizer.ggml.tokens" in file.values else {}
     return Checkpoint(path.name, model, weights, tokenizer)

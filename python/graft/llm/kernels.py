@@ -35,12 +35,16 @@ def _delta_rule(
     initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
+    tiled_heads: bool = False,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """tiled_heads: heads share queries and keys in turns, not in groups."""
     dtype = query.dtype
     query, key, value, g, beta = (x.float() for x in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
         query, key = _unit(query), _unit(key)
+    if tiled_heads:
+        query, key = (x.repeat(1, 1, value.shape[2] // key.shape[2], 1) for x in (query, key))
     operands = (query * key.shape[3] ** -0.5, key, value, g.exp(), beta)
     if cached := interface.recurrent_state():
         return recurrence.cached_gated_delta_rule(*operands, cached.position, layer=cached.layer, index=cached.index), None
@@ -180,7 +184,7 @@ def in_place(model: torch.nn.Module, functions: Mapping[str, Callable[..., Any]]
 
 def _takes_the_place_of(own: Any, function: Callable[..., Any]) -> bool:
     """Whether it has the arguments that are known here, by name and order."""
-    taken = [name for name in inspect.signature(function).parameters if name != "_"]
+    taken = [name for name in inspect.signature(function).parameters if name not in ("_", "tiled_heads")]
     return callable(own) and [name for name in inspect.signature(own).parameters if name in taken] == taken
 
 

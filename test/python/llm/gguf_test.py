@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 
+import gguf_recurrent
 import graft
 import llm_models
 from graft.errors import ExportError
@@ -48,19 +49,20 @@ FILES = {
         lambda: transformers.Phi3Config(**{**_BASE, "head_dim": 8}, partial_rotary_factor=0.5),
         {"attention.key_length": 8, "attention.value_length": 8, "rope.dimension_count": 4},
     ),
+    **{name: (make, {}) for name, make in gguf_recurrent.CONFIGS.items()},
 }
 
 
 def write(tmp_path, name, values=(), tensors=()):
     make, own = FILES[name]
-    architecture = name.removesuffix("_scaled")
     model = llm_models.SmallModel(name, make).make()
     path = tmp_path / f"{name}.gguf"
-    write_gguf(
-        path,
-        {**values_of(model.config, architecture, **own), **dict(values)},
-        {**tensors_of(model, architecture), **dict(tensors)},
-    )
+    if name in gguf_recurrent.CONFIGS:
+        usual, held = gguf_recurrent.values(model.config, name), gguf_recurrent.tensors(model, name)
+    else:
+        architecture = name.removesuffix("_scaled")
+        usual, held = values_of(model.config, architecture, **own), tensors_of(model, architecture)
+    write_gguf(path, {**usual, **dict(values)}, {**held, **dict(tensors)})
     return model, path
 
 
@@ -135,7 +137,7 @@ def test_frequencies_of_the_file_count(tmp_path):
 @pytest.mark.parametrize(
     ("values", "tensors", "message"),
     [
-        ({"general.architecture": "mamba"}, {}, "architectures llama, qwen2.*found 'mamba'"),
+        ({"general.architecture": "rwkv7"}, {}, "architectures llama, qwen2.*found 'rwkv7'"),
         ({"llama.expert_count": 8}, {}, "keys that graft knows, found llama.expert_count"),
         ({"llama.rope.scaling.type": "yarn"}, {}, "'none' or 'linear', found 'yarn'"),
         ({}, {"blk.0.attn_gate.weight": torch.zeros(3)}, "found besides: blk.0.attn_gate.weight"),
