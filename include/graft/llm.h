@@ -93,6 +93,9 @@ struct LanguageModelInfo {
   double sampling_temperature = 1;  // for callers that turn sampling on
   std::optional<EncoderInfo> encoder = {};
   std::optional<StageInfo> stage = {};  // the package is the first of several
+  // Layers have states of all tokens of a row together (linear attention, convolutions): a row goes on or begins anew, so
+  // that there are no drafts and no prefix cache. Set by LanguageModel.
+  bool recurrent = false;
 };
 
 // A program that takes token ids and gives logits, with its tokenizer. Immutable; shared by any number of threads.

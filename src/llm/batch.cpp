@@ -113,6 +113,7 @@ void BatchGenerator::Impl::prepare(std::int64_t prompt_lookup_num_tokens, bool p
   if (prompt_logprobs)
     for (const std::int64_t width : std::span(widths_).first(widths_with_logits()))
       loop.decoder().prepare(1, width, width);
+  loop.check_drafts(prompt_lookup_num_tokens);
   loop.drafts = std::max(loop.drafts, prompt_lookup_num_tokens);
   for (const std::int64_t batch : batches_) {
     loop.decoder().prepare(batch, 1, 1);

@@ -7,6 +7,7 @@
 #include "base/utf8.h"
 #include "graft/llm.h"
 #include "llm/sampler.h"
+#include "load/program_impl.h"
 #include "package/container.h"
 #include "stage/stage_info.h"
 
@@ -182,9 +183,18 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
   rethrow_typed();
 }
 
+namespace {
+
+LanguageModelInfo completed(LanguageModelInfo info, const Program* program) {
+  info.recurrent = program != nullptr && Internal::of(*program).has_recurrent_states();
+  return info;
+}
+
+}  // namespace
+
 LanguageModel::LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
                              std::shared_ptr<const Tokenizer> tokenizer) try
-    : impl_(new Impl{std::move(program), std::move(info), std::move(tokenizer)}) {
+    : impl_(new Impl{program, completed(std::move(info), program.get()), std::move(tokenizer)}) {
   GRAFT_CHECK(InvalidArgument, impl_->program, "a language model needs a program");
   check_method(*impl_->program, impl_->info);
   // A model may have more rows than its tokenizer has tokens: vocabularies are padded to round sizes.

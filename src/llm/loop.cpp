@@ -51,10 +51,16 @@ RunOptions Loop::with_adapters(const RunOptions& options, std::span<const std::i
   return out;
 }
 
+void Loop::check_drafts(std::int64_t tokens) const {
+  GRAFT_CHECK(Unsupported, tokens == 0 || !model().info().recurrent, "prompt_lookup_num_tokens is ", tokens,
+              "; a model with recurrent states cannot take drafts back");
+}
+
 void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch) const {
   const std::int64_t capacity = decoder().options.length, vocabulary = model().info().vocab_size;
   llm::check(options);
   check_adapters(options, batch);
+  check_drafts(options.prompt_lookup_num_tokens);
   GRAFT_CHECK(InvalidArgument, options.prompt_lookup_num_tokens < capacity, "prompt_lookup_num_tokens is ",
               options.prompt_lookup_num_tokens, ", the context ", capacity);
   GRAFT_CHECK(InvalidArgument, !prompt.empty(), "a prompt has no tokens");

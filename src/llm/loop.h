@@ -29,6 +29,8 @@ class Loop {
   // that make no sense or drafts that do not fit the cache.
   // `batch`: of prompts with these options.
   void check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch = 1) const;
+  // Throws Unsupported for drafts of a model whose tokens cannot be taken back.
+  void check_drafts(std::int64_t tokens) const;
   // Throws InvalidArgument for adapters of another program and for another number of them than one or the batch's,
   // Unsupported for a model in stages.
   void check_adapters(const GenerationOptions& options, std::size_t batch) const;

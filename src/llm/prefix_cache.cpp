@@ -158,6 +158,9 @@ PrefixCache::PrefixCache(Session& session, const PrefixCacheOptions& options)
   for (const StateInfo& state : Internal::of(session.program()).states)
     GRAFT_CHECK(Unsupported, state.state.kind != ir::StateKind::plain,
                 "a prefix cache keeps keys and values; the model has another state, '", state.state.fqn, "'");
+  GRAFT_CHECK(Unsupported, !Internal::of(session.program()).has_recurrent_states(),
+              "a prefix cache keeps keys and values of tokens; the model has recurrent states, which are those of all "
+              "tokens of a row together");
   const std::uint64_t room = options.max_bytes / std::max<std::size_t>(block_bytes_, 1);
   GRAFT_CHECK(InvalidArgument, room >= 1, "a prefix cache of ", options.max_bytes, " bytes has no room for a block of ",
               kBlock, " tokens, ", block_bytes_, " bytes");

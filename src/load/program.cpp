@@ -148,6 +148,10 @@ bool same_types(const MethodInfo& method, std::span<const InputDesc> inputs) {
   });
 }
 
+bool Program::Impl::has_recurrent_states() const {
+  return std::ranges::any_of(states, [](const StateInfo& s) { return s.state.kind == ir::StateKind::recurrent; });
+}
+
 bool Program::Impl::has_kv_cache() const {
   return std::ranges::any_of(states, [](const StateInfo& s) { return s.state.kind != ir::StateKind::plain; });
 }

@@ -192,6 +192,7 @@ struct Program::Impl {
   mutable std::atomic<std::uint64_t> plans_made = 0, plans_loaded = 0, plans_stale = 0;
 
   bool has_kv_cache() const;
+  bool has_recurrent_states() const;
   PassOptions pass_options() const {
     return {.on_device = on_device != nullptr,
             .plain = plain != nullptr,

@@ -203,7 +203,8 @@ namespace {
 
 PrefixCacheOptions prefix_cache_for(const std::shared_ptr<const LanguageModel>& model, const DecoderOptions& decoder,
                                     const ModelFile& file, const ServeOptions& options) {
-  if (model->info().stage && !options.prefix_cache_bytes && file.prefix_cache_file.empty()) return {};
+  const bool asked = options.prefix_cache_bytes || !file.prefix_cache_file.empty();
+  if (!asked && (model->info().stage || model->info().recurrent)) return {};
   std::uint64_t most = kMostPrefixBytes;  // in a file always: one of another size would be emptied
   if (file.prefix_cache_file.empty()) most = std::min({most, available_memory() / 8, options.max_model_bytes / 8});
   PrefixCacheOptions out{options.prefix_cache_bytes.value_or(most), file.prefix_cache_file};

@@ -20,11 +20,7 @@ std::size_t slot_bytes(const TensorDesc& cache) {
 }  // namespace
 
 KvCache::KvCache(StateStore& states)
-    : states_(states),
-      exists_(states.program().has_kv_cache()),
-      recurrent_(std::ranges::any_of(states.program().states, [](const StateInfo& state) {
-        return state.state.kind == ir::StateKind::recurrent;
-      })) {
+    : states_(states), exists_(states.program().has_kv_cache()), recurrent_(states.program().has_recurrent_states()) {
   if (exists_) check_options(states.kv());
 }
 

@@ -7,9 +7,9 @@ The cut is found in the graph. A value is one of three kinds:
                 needs it computes it again, since the inputs are a few numbers per token
     carried     all others: where they are used behind a cut, they cross it
 
-Between two layers of attention there is a place where the carried values are narrowest, in bytes per token. Cuts may be made
+Between two layers with a cache there is a place where the carried values are narrowest, in bytes per token. Cuts may be made
 wherever no more crosses than at the widest of these, and are made where the largest stage reads the fewest bytes of
-weights for a token. A stage has the states of the layers whose attention it runs.
+weights for a token. A stage has the states of the layers that it runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 
 from graft.errors import ExportError
 from graft.exporter.serialize import StoredWeight
-from graft.llm import ops  # noqa: F401  (registers graft::attention)
+from graft.llm import ops, recurrence  # noqa: F401  (registers graft::attention)
 
 # Named data of a stage's package: which stage of how many it is, and of which model.
 STAGE = "graft.stage.json"
@@ -38,7 +38,7 @@ STAGE = "graft.stage.json"
 # decide as the whole model would, or its results have other bits.
 OTHER_STAGES = "graft.other_stages.json"
 
-_ATTENTION = torch.ops.graft.attention.default
+_CACHED = (torch.ops.graft.attention.default, *recurrence.CACHED)  # nodes with a state of a layer
 _LINEAR = torch.ops.aten.linear.default
 _LOOKUP = torch.ops.aten.embedding.default  # reads some rows of its weight
 
@@ -110,7 +110,7 @@ class _Graph:
             weights[node] = set().union(*(weights[one] for one in before if one not in carried))
             if not of_input.isdisjoint(before):
                 of_input.add(node)
-            if not carried.isdisjoint(before) or (node in of_input and weights[node]) or node.target is _ATTENTION:
+            if not carried.isdisjoint(before) or (node in of_input and weights[node]) or node.target in _CACHED:
                 carried.add(node)
                 self.carried.append(node)
                 read = 0 if node.target is _LOOKUP else sum(weight_bytes.get(name, 0) for name in weights[node])
@@ -145,9 +145,13 @@ class _Graph:
         return total
 
     def cuts(self, stages: int) -> list[int]:
-        layers = [i for i, node in enumerate(self.carried) if node.target is _ATTENTION]
+        first = {}  # of each layer, the first node with a state
+        for i, node in enumerate(self.carried):
+            if node.target in _CACHED:
+                first.setdefault(node.kwargs["layer"], i)
+        layers = sorted(first.values())
         if stages > len(layers):
-            raise ExportError(f"expected at most as many stages as layers of attention, {len(layers)}, found {stages}")
+            raise ExportError(f"expected at most as many stages as layers with a cache, {len(layers)}, found {stages}")
         if stages == 1:
             return []
         widths = {cut: self.width(cut) for cut in range(layers[0] + 1, layers[-1] + 1)}
@@ -160,7 +164,7 @@ class _Graph:
         found = _balanced(self.cost, places, layers, stages, widths)
         if found is None:
             raise ExportError(
-                f"expected a graph with places for {stages - 1} cuts, each between two layers of attention, found "
+                f"expected a graph with places for {stages - 1} cuts, each between two layers with a cache, found "
                 f"{len(places)}: elsewhere values cross that are no tensors of batch and tokens"
             )
         return found
