@@ -13,8 +13,18 @@ CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) 
 
 
 @pytest.fixture(scope="module", params=CASES)
-def pair(request, tmp_path_factory):
-    return make_pair(tmp_path_factory.mktemp(request.param.name), request.param.make())
+def folder(request, tmp_path_factory):
+    return tmp_path_factory.mktemp(request.param.name), request.param
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    return make_pair(folder[0], folder[1].make())
+
+
+@pytest.fixture
+def package(folder, pair):
+    return folder[0] / "model.pte"
 
 
 def one_row(pair, ids, row, first):
@@ -95,3 +105,43 @@ def test_a_row_goes_on_or_begins_anew(pair):
         pair.package.kv_truncate(8)
     assert pair.package.kv_lengths() == [20, 9, 9]
     check_rows(pair, texts)
+
+
+# Generators -----------------------------------------------------------------------------------------------------------
+
+SETTINGS = dict(max_new_tokens=20, ignore_eos=True)
+
+
+def greedy(model, ids, count=20):
+    settings = dict(do_sample=False, max_new_tokens=count, eos_token_id=-1, pad_token_id=0)
+    out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), **settings)
+    return out[0, len(ids) :].tolist()
+
+
+def test_generators_say_what_transformers_says(pair, package):
+    prompts = [tokens(n)[0].tolist() for n in (3, 40, 17, 9, 64)]
+    expected = [greedy(pair.eager, prompt) for prompt in prompts]
+    alone = graft.TextGenerator(package, prefill_chunk_size=16)
+    assert [alone.generate(prompt, **SETTINGS).tokens for prompt in prompts] == expected
+    # A second turn goes on from the first one's state; one that leaves it begins anew.
+    turn = [*prompts[1], *expected[1], 5, 6, 7]
+    alone.generate(prompts[1], **SETTINGS)
+    before = alone.stats["reused_tokens"]
+    assert alone.generate(turn, **SETTINGS).tokens == greedy(pair.eager, turn)
+    assert alone.stats["reused_tokens"] - before == len(prompts[1]) + len(expected[1]) - 1
+    assert alone.generate(turn[:30], **SETTINGS).tokens == greedy(pair.eager, turn[:30])
+    # Two rows at a time: rows join while others are in their prompts.
+    batch = graft.BatchGenerator(package, rows=2, prefill_chunk_size=16)
+    ids = [batch.submit(prompt, **SETTINGS) for prompt in prompts]
+    while batch.step():
+        pass
+    assert [batch.take(one).tokens for one in ids] == expected
+
+
+def test_what_generators_refuse(package):
+    generator = graft.TextGenerator(package)
+    with pytest.raises(graft.Unsupported, match="prompt_lookup_num_tokens is 3; a model with recurrent states cannot take"):
+        generator.generate([5, 6, 7], prompt_lookup_num_tokens=3, max_new_tokens=4)
+    with pytest.raises(graft.Unsupported, match="a prefix cache keeps keys and values of tokens; the model has recurrent"):
+        graft.BatchGenerator(package, prefix_cache_bytes=1 << 20)
+    assert len(generator.generate([5, 6, 7], max_new_tokens=4, ignore_eos=True).tokens) == 4
