@@ -103,7 +103,7 @@ class _Reader:
             raise ExportError(f"'{self.path}': expected keys that graft knows, found {', '.join(unknown)}")
         config = {to: self.get(key) for key, to in fields.items() if self.get(key) is not None}
         for key, to in FIELDS.items():
-            if to not in config and key != "vocab_size":
+            if to not in config and key not in {"vocab_size", *self.architecture.optional}:
                 raise ExportError(f"'{self.path}': expected the key '{self.name}.{key}', found none")
             if isinstance(config.get(to), list):
                 if key not in self.architecture.lists or not config[to]:

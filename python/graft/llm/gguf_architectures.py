@@ -35,6 +35,7 @@ class Architecture:
     special: Callable[[Reader, dict[str, Any]], None] = lambda reader, config: None
     fields: dict[str, str] = field(default_factory=dict)  # besides FIELDS
     handled: frozenset[str] = frozenset()  # keys that `special` reads, or without effect on the results
+    optional: frozenset[str] = frozenset()  # of FIELDS
     lists: frozenset[str] = frozenset()  # keys that may have a number for each layer; the field is the largest
     permuted: bool = False  # rows of q and k are in the order of interleaved rotation
     norm_offset: float = 0.0  # the file's norm weights are larger by this
@@ -124,6 +125,7 @@ def _gemma3(reader: Reader, config: dict[str, Any]) -> None:
 # Recurrent layers -------------------------------------------------------------------------------------------------
 
 _KV_HEADS, _FORWARD = "attention.head_count_kv", "feed_forward_length"
+_OTHER_EPSILON = "attention.layer_norm_epsilon"  # the same number, in files of some converters the only one
 _SSM = frozenset({"ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank"})
 _SSM2 = _SSM | {"ssm.group_count"}
 _MIXER = {
@@ -266,7 +268,7 @@ def _nemotron_h(reader: Reader, config: dict[str, Any]) -> None:
              for width, kind in zip(forward, _kinds(reader, config), strict=True)]  # fmt: skip
     heads = _needed(reader, "ssm.time_step_rank")
     config.update(
-        layer_norm_epsilon=config.pop("rms_norm_eps"),
+        layer_norm_epsilon=config.pop("rms_norm_eps", None) or _needed(reader, _OTHER_EPSILON),
         layers_block_type=kinds,
         mamba_num_heads=heads,
         mamba_head_dim=_of_head(reader, heads),
@@ -485,7 +487,8 @@ ARCHITECTURES = {
             "ffn_down": "mixer.down_proj",
         },
         _nemotron_h,
-        handled=_SSM2,
+        handled=_SSM2 | {_OTHER_EPSILON},
+        optional=frozenset(_RMS),
         lists=frozenset({_KV_HEADS, _FORWARD}),
         outside={**_OUTSIDE, "token_embd": "model.embeddings", "output_norm": "model.norm_f"},
     ),

@@ -127,6 +127,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
+def settle(model: torch.nn.Module) -> None:
+    """transformers lets no time step of Nemotron-H come below 0.001, llama.cpp does: here none is smaller."""
+    for name, parameter in model.named_parameters():
+        if model.config.model_type == "nemotron_h" and name.endswith("dt_bias"):
+            parameter.add_(8.0)
+
+
 def architecture_of(name: str) -> str:
     return name.removesuffix("_dense")
 
@@ -209,6 +216,7 @@ _KEYS: dict[str, Callable[[Any], dict[str, Any]]] = {
     },
     "falcon-h1": _prefixed,
     "nemotron_h": lambda c: {
+        "attention.layer_norm_epsilon": float(c.layer_norm_epsilon),
         **_ssm(c.conv_kernel, c.mamba_num_heads * c.mamba_head_dim, c.ssm_state_size, c.mamba_num_heads, c.n_groups),
         "attention.head_count_kv": [c.num_key_value_heads if kind in ("attention", "full_attention") else 0 for kind in c.layers_block_type],
         "feed_forward_length": [c.intermediate_size if kind == "mlp" else 0 for kind in c.layers_block_type],

@@ -57,6 +57,7 @@ def write(tmp_path, name, values=(), tensors=()):
     make, own = FILES[name]
     model = llm_models.SmallModel(name, make).make()
     path = tmp_path / f"{name}.gguf"
+    gguf_recurrent.settle(model)
     if name in gguf_recurrent.CONFIGS:
         usual, held = gguf_recurrent.values(model.config, name), gguf_recurrent.tensors(model, name)
     else:
