@@ -22,10 +22,10 @@ GRAFT_VEC void conv_lanes(const ConvChannels& p, i64 c, i64 n) {
   if constexpr (taps > 0)
     for (int k = 0; k < taps; ++k) {
       weight[k] = load_part(p.weight + k * p.row + c, n);
-      x[k] = input_at(p, k - taps, c, n);
+      x[k] = input_at(p, p.begin + k - taps, c, n);
     }
   const vf bias = p.bias != nullptr ? load_part(p.bias + c, n) : zero();
-  for (i64 t = 0; t < p.steps; ++t) {
+  for (i64 t = p.begin; t < p.end; ++t) {
     vf sum = bias;
     if constexpr (taps > 0) {
       for (int k = 0; k + 1 < taps; ++k) x[k] = x[k + 1];
@@ -37,7 +37,7 @@ GRAFT_VEC void conv_lanes(const ConvChannels& p, i64 c, i64 n) {
     }
     store_part(p.out + t * p.row + c, p.silu ? silu(sum) : sum, n);
   }
-  for (i64 k = 0; k + 1 < p.taps; ++k)
+  for (i64 k = 0; p.end == p.steps && k + 1 < p.taps; ++k)
     store_part(p.last + k * p.row + c, input_at(p, p.steps - p.taps + 1 + k, c, n), n);
 }
 

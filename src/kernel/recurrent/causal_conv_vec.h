@@ -12,6 +12,7 @@ struct ConvChannels {
   const float* first = nullptr;           // the taps - 1 inputs before the first step, rows `row` apart; null: zeros
   float *out = nullptr, *last = nullptr;  // last: likewise after the last step
   std::int64_t steps = 0, channels = 0, taps = 0;
+  std::int64_t begin = 0, end = 0;   // of the steps, those to compute; who computes the last one writes `last`
   std::int64_t x_step = 0, row = 0;  // `row`: of weight, first, last and out
   bool silu = false;
 };

@@ -32,6 +32,8 @@ float* scratch_of(const KernelContext& ctx, i64 floats) {
 // Whole cache lines, so that tasks do not share one.
 i64 padded(i64 floats) { return ceil_div(floats, i64{16}) * 16; }
 
+constexpr i64 kHeads = 16;  // of one row, in a part of a scan
+
 i64 largest_columns() {
   i64 most = 0;
   for (const simd::Isa isa : simd::available_isas()) most = std::max(most, simd::linear_attention(isa).columns);
@@ -103,20 +105,27 @@ void run_selective_scan(const KernelContext& ctx, const simd::LinearAttentionTab
   const TensorDesc &x = ctx.in(0), &dt = ctx.in(1), &a = ctx.in(2), &b_in = ctx.in(3), &c_in = ctx.in(4);
   const i64 batch = size(x, 0), steps = size(x, 1), heads = size(x, 2), rows = size(x, 3), width = size(b_in, 3);
   const bool one_decay = size(a, 1) != width || width == 1;
-  const auto [begin, end] = ctx.range(batch * heads);
+  // Heads of one row each that share b and c are computed together.
+  const i64 per_group = heads / size(b_in, 2), together = rows == 1 && !one_decay ? std::min(per_group, kHeads) : 1;
+  const i64 parts = ceil_div(per_group, together) * size(b_in, 2);
+  const auto [begin, end] = ctx.range(batch * parts);
   float* decays = scratch_of(ctx, padded(steps));
   for (i64 i = begin; i < end; ++i) {
-    const i64 b = i / heads, h = i % heads, of_group = h / (heads / size(b_in, 2));
+    const i64 b = i / parts, of_group = i % parts / (parts / size(b_in, 2));
+    const i64 in_group = i % parts % (parts / size(b_in, 2)) * together, h = of_group * per_group + in_group;
     const CachedState state = state_of(ctx, cached, b, heads * rows * width);
-    const i64 t = state.padding;
+    const i64 t = state.padding, count = std::min(together, per_group - in_group);
+    simd::ScanRows row;
+    row.rows = count * rows;
     float* out = ctx.output<float>(0) + (b * steps * heads + h) * rows;
-    for (i64 p = 0; p < t; ++p) std::fill_n(out + p * heads * rows, rows, 0.f);
+    for (i64 p = 0; p < t; ++p) std::fill_n(out + p * heads * rows, row.rows, 0.f);
     if (t == steps) continue;
-    simd::ScanRow row;
     row.steps = steps - t;
     row.dt = at(ctx, 1, b, t, h);
     row.dt_step = stride(dt, 1);
+    row.dt_row = count > 1 ? stride(dt, 2) : 0;
     row.a = ctx.input<float>(2) + h * stride(a, 0);
+    row.a_row = count > 1 ? stride(a, 0) : 0;
     if (one_decay) {
       table.decays(row.dt, row.dt_step, row.a[0], row.steps, decays);
       row.decays = decays;
@@ -124,18 +133,16 @@ void run_selective_scan(const KernelContext& ctx, const simd::LinearAttentionTab
     row.b = at(ctx, 3, b, t, of_group);
     row.c = at(ctx, 4, b, t, of_group);
     row.size = width;
+    row.x = at(ctx, 0, b, t, h);
     row.x_step = stride(x, 1);
+    row.x_row = count > 1 ? stride(x, 2) : 1;
     row.b_step = stride(b_in, 1);
     row.c_step = stride(c_in, 1);
+    row.out = out + t * heads * rows;
     row.out_step = heads * rows;
-    for (i64 p = 0; p < rows; ++p) {
-      const i64 in_state = (h * rows + p) * width;
-      row.x = at(ctx, 0, b, t, h) + p;
-      row.first = state.first != nullptr ? state.first + in_state : nullptr;
-      row.out = out + t * heads * rows + p;
-      row.last = state.last + in_state;
-      table.scan(row);
-    }
+    row.first = state.first != nullptr ? state.first + h * rows * width : nullptr;
+    row.last = state.last + h * rows * width;
+    table.scan(row);
   }
 }
 

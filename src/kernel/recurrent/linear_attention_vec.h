@@ -20,14 +20,16 @@ struct DeltaHead {
   bool one_decay = false;  // for all keys
 };
 
-// A row of a selective scan's state s [size]: per step s = s * decay + dt x b;  y = sum(s * c), where decay is
-// exp(dt a), or `decays` of the step when that is not null.
-struct ScanRow {
+// Rows of a selective scan's state s [rows, size], contiguous: per step s = s * decay + dt x b;  y = sum(s * c), where
+// decay is exp(dt a), or `decays` of the step when that is not null. All rows share b and c; those of x, dt and a are
+// `x_row`, `dt_row` and `a_row` apart, those of out follow each other.
+struct ScanRows {
   const float *x = nullptr, *dt = nullptr, *a = nullptr, *b = nullptr, *c = nullptr, *decays = nullptr;
   const float* first = nullptr;  // null: zeros
   float *out = nullptr, *last = nullptr;
-  std::int64_t steps = 0, size = 0;
+  std::int64_t steps = 0, rows = 0, size = 0;
   std::int64_t x_step = 0, dt_step = 0, b_step = 0, c_step = 0, out_step = 0;
+  std::int64_t x_row = 0, dt_row = 0, a_row = 0;
 };
 
 struct LinearAttentionTable {
@@ -35,7 +37,7 @@ struct LinearAttentionTable {
   std::int64_t columns;
   // `scratch`: keys * columns floats.
   void (*delta)(const DeltaHead&, float* scratch);
-  void (*scan)(const ScanRow&);
+  void (*scan)(const ScanRows&);
   // to[t] = exp(dt[t * stride] * a) for t < steps.
   void (*decays)(const float* dt, std::int64_t stride, float a, std::int64_t steps, float* to);
 };

@@ -49,9 +49,17 @@ def _value(value: Any) -> bytes:
     return struct.pack("<I", 8) + _text(value)
 
 
+# Tables that a recurrent layer has beside its matrices, which llama.cpp keeps in f32.
+_TABLES = ("ssm_conv1d", "shortconv.conv", "ssm_a", "ssm_d", "ssm_norm")
+
+
+def is_matrix(name: str, tensor: torch.Tensor) -> bool:
+    return tensor.dim() > 1 and not any(table in name for table in _TABLES)
+
+
 def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], kind: str = "f32") -> Path:
     """Matrices in that type, everything else in f32. Values: bool, int (u32), float (f32), text, lists of text, and arrays of i32 and f32."""
-    kinds = {name: kind if tensor.dim() > 1 else "f32" for name, tensor in tensors.items()}
+    kinds = {name: kind if is_matrix(name, tensor) else "f32" for name, tensor in tensors.items()}
     data = {name: _stored(tensor.detach(), kinds[name]) for name, tensor in tensors.items()}
     entries = {name: (tuple(tensor.shape), kinds[name], len(data[name])) for name, tensor in tensors.items()}
     head, _ = gguf_head(values, entries)
