@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from language_models import CONFIGS, architecture, sizes
+from language_models import make as make_model
 from peers.language import Text
 
 if TYPE_CHECKING:
@@ -23,15 +25,6 @@ if TYPE_CHECKING:
 TOOLS = Path(__file__).resolve().parents[1] / "test" / "python" / "llm"
 VARIANTS = 7
 BATCH_VARIANTS = 3  # each of several sequences
-CONFIGS = {
-    "qwen3-0.6b": {
-        "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-
-
 def make(workload: Workload, folder: Path) -> None:
     """`hf`: a folder of Hugging Face in bf16, with a tokenizer of as many words; and a GGUF file of the same weights."""
     stamp = folder / "made.json"
@@ -39,26 +32,25 @@ def make(workload: Workload, folder: Path) -> None:
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return
     import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     sys.path.append(str(TOOLS))
+    import gguf_recurrent
     import gguf_writer
 
     hf = folder.parent.parent / "models" / workload.model  # one for all types of weights
     if not (hf / "model.safetensors").exists():
-        torch.manual_seed(0)
-        Qwen3ForCausalLM(Qwen3Config(**CONFIGS[workload.model])).to(torch.bfloat16).save_pretrained(hf)
+        make_model(workload.model).to(torch.bfloat16).save_pretrained(hf)
         _tokenizer(CONFIGS[workload.model]["vocab_size"]).save_pretrained(hf)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "hf").symlink_to(hf.resolve())
-    model = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.bfloat16)
-    gguf_writer.write_gguf(
-        folder / f"{workload.weights}.gguf",
-        gguf_writer.values_of(model.config, "qwen3"),
-        gguf_writer.tensors_of(model, "qwen3"),
-        workload.weights,
-    )
+    model, name = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.bfloat16), architecture(workload.model)
+    if name in gguf_recurrent.CONFIGS:
+        values, tensors = gguf_recurrent.values(model.config, name), gguf_recurrent.tensors(model, name)
+    else:
+        values, tensors = gguf_writer.values_of(model.config, name), gguf_writer.tensors_of(model, name)
+    gguf_writer.write_gguf(folder / f"{workload.weights}.gguf", values, tensors, workload.weights)
     stamp.write_text(json.dumps(wanted))
 
 
@@ -72,8 +64,9 @@ def _tokenizer(size: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", bos_token="t1", eos_token="t2")
 
 
-def tokens_of(variant: int, count: int) -> np.ndarray:
-    return np.random.default_rng(variant).integers(3, 150_000, count, dtype=np.int64)
+def tokens_of(model: str, variant: int, count: int) -> np.ndarray:
+    most = min(150_000, CONFIGS[model]["vocab_size"])
+    return np.random.default_rng(variant).integers(3, most, count, dtype=np.int64)
 
 
 def _ends(workload: Workload) -> list[int]:
@@ -110,10 +103,10 @@ def write_references(workload: Workload, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder.parent / "model" / "hf", dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
+            if parameter.dim() > 1 and parameter.shape[-1] % 32 == 0:  # no convolution's taps
                 parameter.copy_(gguf_writer.rounded(parameter, workload.weights))
         for variant in range(variants * sequences):
-            ids = torch.from_numpy(tokens_of(variant, ends[-1]))[None]
+            ids = torch.from_numpy(tokens_of(workload.model, variant, ends[-1]))[None]
             keep = torch.tensor(ends) - 1
             logits = model(input_ids=ids, logits_to_keep=keep).logits[0]
             np.savez(folder / f"{variant}.npz", logits=logits.numpy())
@@ -134,10 +127,10 @@ def read_references(workload: Workload, folder: Path) -> dict[str, list[tuple[Te
         for variant in range(variants):
             of = range(variant * sequences, (variant + 1) * sequences)
             if "sequences" in case:
-                tokens = np.stack([tokens_of(i, count) for i in of])
+                tokens = np.stack([tokens_of(workload.model, i, count) for i in of])
                 expected = np.stack([[logits[i][ends.index(end)] for i in of] for end in (prompt, count)])
             else:
-                tokens, expected = tokens_of(variant, count), logits[variant][ends.index(count)]
+                tokens, expected = tokens_of(workload.model, variant, count), logits[variant][ends.index(count)]
             found.append((Text(variant, tokens, prompt), expected))
     return cases
 
@@ -167,18 +160,16 @@ def _below_the_best(token: int, logits: np.ndarray) -> float:
 
 def work(workload: Workload, case: dict[str, Any]) -> dict[str, float]:
     """What a case needs at least, by the figures of the roofline probe: operations (two for a product and its sum) of the
-    matrices in their precision and of attention in bf16, and bytes read (weights once a run; keys and values of 16 bits)."""
-    config = CONFIGS[workload.model]
-    hidden, layers, head = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    matrices = layers * hidden * (2 * queries + 2 * keys + 3 * config["intermediate_size"])
-    vocabulary = config["vocab_size"] * hidden
+    matrices in their precision and of attention in bf16, and bytes read (weights once a run; keys and values of 16 bits,
+    states of f32)."""
+    of, config = sizes(workload.model), CONFIGS[workload.model]
+    matrices, vocabulary = of.matrices, config["vocab_size"] * config["hidden_size"]
     prompt, steps, sequences = case["prompt"], case["steps"], case.get("sequences", 1)
     runs, tokens = (steps, steps * sequences) if steps else (1, prompt)
     seen = sequences * sum(range(prompt + 1, prompt + steps + 1)) if steps else prompt * (prompt + 1) // 2
     bits = {"q8_0": 8.5, "q4_0": 4.5, "q4_K": 4.5, "bf16": 16, "f16": 16, "f32": 32}[workload.weights]
     kind = {"bf16": "gflops_bf16", "f16": "gflops_f32", "f32": "gflops_f32"}.get(workload.weights, "gops_int8")
-    cached = 2 * layers * keys * 2 * (seen if steps else prompt)
-    needs = {"gflops_bf16": 4.0 * seen * queries * layers / 1e9, "gb_read": (runs * (matrices + vocabulary) * bits / 8 + cached) / 1e9}
+    cached = 2 * of.keys * 2 * (seen if steps else prompt) + 4 * of.state * runs * sequences
+    needs = {"gflops_bf16": 4.0 * seen * of.queries / 1e9, "gb_read": (runs * (matrices + vocabulary) * bits / 8 + cached) / 1e9}
     needs[kind] = needs.get(kind, 0.0) + 2.0 * (tokens * matrices + runs * sequences * vocabulary) / 1e9
     return needs

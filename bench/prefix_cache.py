@@ -23,7 +23,8 @@ import numpy as np
 BENCH = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python")]
 
-from language import CONFIGS, _tokenizer  # noqa: E402
+from language import _tokenizer  # noqa: E402
+from language_models import CONFIGS  # noqa: E402
 from serving import Server  # noqa: E402
 
 QUESTION = 20  # tokens

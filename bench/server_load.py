@@ -43,7 +43,7 @@ BENCH = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python"), str(BENCH.parent / "test" / "python" / "llm")]
 
 import graft  # noqa: E402
-from language import CONFIGS  # noqa: E402
+from language_models import CONFIGS  # noqa: E402
 from peer_servers import environment, free_port, listening  # noqa: E402
 from serving import Server  # noqa: E402  (of the tests)
 

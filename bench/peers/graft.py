@@ -11,7 +11,7 @@ from peers.torch_peer import TorchPeer
 
 
 class Graft(TorchPeer):
-    packages = ("llama-cpp-python", "torch")
+    packages = ("graft", "torch")
 
     def prepare(self, source: Any, folder: Path) -> None:
         import graft

@@ -186,8 +186,8 @@ def _delta(config: Any) -> dict[str, Any]:
     inner = config.linear_num_value_heads * config.linear_value_head_dim
     return {
         **_ssm(config.linear_conv_kernel_dim, inner, config.linear_key_head_dim, config.linear_num_value_heads, config.linear_num_key_heads),
-        "full_attention_interval": 2,
-        "rope.dimension_count": config.head_dim // 2,
+        "full_attention_interval": config.layer_types.index("full_attention") + 1,
+        "rope.dimension_count": int(config.head_dim * config.rope_parameters["partial_rotary_factor"]),
     }  # fmt: skip
 
 
