@@ -115,7 +115,7 @@ class TextGenerator(_Generator):
         prompt_lookup_num_tokens, max_matching_ngram_size, do_sample, as in Hugging Face's GenerationConfig; a
         temperature of 0 is greedy. Defaults are those of the model's generation_config.json, else greedy.
         """
-        show = None if on_text is None else lambda _, text: on_text(text.decode())
+        show = None if on_text is None else lambda _, text: on_text(_str(text))
         return self._run([_ids(self.model, prompt)], self._settings(settings, adapter), show, cancel)[0]
 
     def generate_batch(
@@ -146,7 +146,7 @@ class TextGenerator(_Generator):
 
     def _run(self, prompts: list[list[int]], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
         results = self._generator.generate(prompts, settings, show, cancel)
-        return [Generation(text.decode(), tokens, reason) for tokens, text, reason in results]
+        return [Generation(_str(text), tokens, reason) for tokens, text, reason in results]
 
 
 class BatchGenerator(_Generator):
@@ -187,7 +187,7 @@ class BatchGenerator(_Generator):
     ) -> int:
         """Queues a request; prompt, adapter and settings as in TextGenerator.generate. Returns its number. An exception
         from on_text ends the request and is raised by step()."""
-        show = None if on_text is None else lambda text: on_text(text.decode())
+        show = None if on_text is None else lambda text: on_text(_str(text))
         return self._generator.submit(_ids(self.model, prompt), self._settings(settings, adapter), show)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
@@ -202,7 +202,7 @@ class BatchGenerator(_Generator):
     def take(self, request: int) -> Generation | None:
         """The result of a request that has ended, once; None while it runs."""
         result = self._generator.take(request)
-        return None if result is None else Generation(result[1].decode(), result[0], result[2])
+        return None if result is None else Generation(_str(result[1]), result[0], result[2])
 
     def prepare(self, *, prompt_lookup_num_tokens: int = 0) -> None:
         """Makes the plans of all steps, so that none is made later."""
@@ -215,6 +215,11 @@ class BatchGenerator(_Generator):
     @property
     def running(self) -> int:
         return self._generator.running
+
+
+def _str(text: bytes) -> str:
+    """Tokens of single bytes need not be text: U+FFFD for each part that is none, as tokenizers of Hugging Face decode."""
+    return text.decode(errors="replace")
 
 
 def _ids(model: Any, prompt: Any) -> list[int]:

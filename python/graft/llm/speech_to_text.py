@@ -11,6 +11,7 @@ import numpy as np
 
 from graft import _C
 from graft.errors import InvalidArgument
+from graft.llm.generate import _str
 from graft.runtime import arrays
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Transcriber:
             samples, rate = _as_samples(audio), sampling_rate
         show = None if on_segment is None else lambda found: on_segment(_segment(found))
         text, language, segments = self._transcriber.transcribe(samples, rate, settings, show, cancel)
-        return Transcription(text.decode(), language, [_segment(found) for found in segments])
+        return Transcription(_str(text), language, [_segment(found) for found in segments])
 
     def features(self, samples: Array) -> np.ndarray:
         """The encoder's input [mels, frames], f32, for samples [n] at `sampling_rate`: of at least one window."""
@@ -121,7 +122,7 @@ class Transcriber:
 
 
 def _segment(found: dict[str, Any]) -> Segment:
-    return Segment(**{**found, "text": found["text"].decode()})
+    return Segment(**{**found, "text": _str(found["text"])})
 
 
 def _as_samples(samples: Any) -> bytes:
