@@ -240,16 +240,20 @@ def attends(config: Any) -> bool:
 
 
 def _check_layers(program: ExportedProgram, config: Any, kinds: Sequence[str]) -> None:
-    """Each layer attends through graft's operator, and recurs through one, where its kind does."""
+    """Each layer attends through graft's operator, once, and recurs through one, where its kind does."""
 
-    def layers(*targets: Any) -> set[int]:
-        return {node.kwargs["layer"] for node in program.graph.nodes if node.target in targets}
+    def layers(*targets: Any) -> list[int]:
+        return sorted(node.kwargs["layer"] for node in program.graph.nodes if node.target in targets)
 
-    found = (layers(torch.ops.graft.attention.default), layers(*recurrence.CACHED))
-    for which, name in enumerate(("attention through transformers' AttentionInterface", "a recurrence that graft knows")):
-        expected = {layer for layer, kind in enumerate(kinds) if _LAYERS[kind][which]}
-        if found[which] != expected:
-            raise ExportError(
-                f"expected {name} in the layers {sorted(expected)}, found it in {sorted(found[which])}; "
-                f"{config.model_type} cannot be exported"
-            )
+    expected = [layer for layer, kind in enumerate(kinds) if _LAYERS[kind][0]]
+    if (attending := layers(torch.ops.graft.attention.default)) != expected:
+        raise ExportError(
+            f"expected one attention through transformers' AttentionInterface in each of {len(expected)} layers, found "
+            f"them in {attending}; {config.model_type} cannot be exported"
+        )
+    recurrent = sorted(set(layers(*recurrence.CACHED)))
+    if recurrent != [layer for layer, kind in enumerate(kinds) if _LAYERS[kind][1]]:
+        raise ExportError(
+            f"expected a recurrence that graft knows in each layer of its kind, of {', '.join(kinds)}, found them in "
+            f"{recurrent}; {config.model_type} cannot be exported"
+        )
