@@ -51,6 +51,24 @@ struct ImageProcessing {
   std::array<float, 3> mean = {0, 0, 0}, std = {1, 1, 1};  // of each channel: (x * rescale_factor - mean) / std
 };
 
+// What models of pictures and text do whose towers take tiles (Idefics3, SmolVLM): the longer edge becomes
+// `longest_edge`, then both become whole tiles. A picture of several tiles is seen whole besides, as small as a tile.
+struct TileProcessing {
+  std::int64_t longest_edge = 1456, largest_edge = 4096, tile = 364;
+  bool split = true;                               // false: one tile, whatever the shape
+  std::int64_t max_rows = 6, max_columns = 6;      // of tiles
+  ImageProcessing each = {};                       // filter and normalization; its sizes play no part
+};
+
+// What models do whose towers take patches (Qwen-VL): a picture keeps about its size and shape.
+struct PatchProcessing {
+  std::int64_t patch_size = 14, temporal_patch_size = 2, merge_size = 2;  // merge_size^2 patches become a token
+  std::int64_t min_pixels = 3136, max_pixels = 1003520;
+  std::int64_t window = 0;    // tokens along the side of a window of the tower; 0: it has none
+  std::int64_t table = 0;     // positions along the side of the tower's table of them; 0: it has none
+  ImageProcessing each = {};  // filter and normalization; its sizes play no part
+};
+
 // Makes pictures into what a model takes. Immutable.
 class GRAFT_API ImageProcessor {
  public:

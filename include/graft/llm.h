@@ -9,12 +9,14 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "graft/adapter.h"
 #include "graft/export.h"
 #include "graft/graft.h"
 #include "graft/grammar.h"
+#include "graft/image.h"
 #include "graft/tokenizer.h"
 
 // Language models: text in, streamed text out.
@@ -27,7 +29,8 @@ namespace graft {
 
 namespace llm {
 class Loop;
-}
+struct PreparedImages;
+}  // namespace llm
 
 // Key of the package's named data that describes its language model: JSON, written by graft.export_llm.
 inline constexpr std::string_view kLanguageModelKey = "graft.llm.json";
@@ -75,6 +78,21 @@ struct EncoderInfo {
   std::optional<SpeechInfo> speech = {};
 };
 
+// For a model of pictures and text (LLaVA, SmolVLM, Qwen-VL): how pictures become the input of its tower, and what stands
+// for them in a prompt.
+struct ImagesInfo {
+  std::variant<ImageProcessing, TileProcessing, PatchProcessing> processing;
+  std::string token;           // in the text of a prompt, the place of a picture
+  std::int64_t token_id = 0;   // of a placeholder: as many as the picture has rows of features
+  std::int64_t rows = 0;       // of features, of a picture of one size or of a tile; 0: by its patches
+  std::int64_t width = 0;      // of a row
+  std::string place;           // what stands for a picture where the text does not say
+  std::string before, after;   // the placeholders of a picture in one piece
+  std::string before_tile;     // of several tiles; "{row}" and "{column}" are their numbers, from 1 on
+  std::string after_row;       // of tiles
+  std::string before_whole;    // of the picture as a whole, behind its tiles; `after` follows it
+};
+
 // Of a model that was exported in stages: the layers of a package are a part of all.
 struct StageInfo {
   std::int64_t stage = 0, stages = 1;  // which of how many
@@ -92,10 +110,17 @@ struct LanguageModelInfo {
   GenerationOptions generation = {};
   double sampling_temperature = 1;  // for callers that turn sampling on
   std::optional<EncoderInfo> encoder = {};
+  std::optional<ImagesInfo> images = {};
   std::optional<StageInfo> stage = {};  // the package is the first of several
   // Layers have states of all tokens of a row together (linear attention, convolutions): a row goes on or begins anew, so
   // that there are no drafts and no prefix cache. Set by LanguageModel.
   bool recurrent = false;
+};
+
+// Text and pictures, ready for a generator. Copies share the pictures.
+struct ImagePrompt {
+  std::vector<std::int64_t> tokens;                           // with placeholders
+  std::shared_ptr<const llm::PreparedImages> images = {};     // null: there are none
 };
 
 // A program that takes token ids and gives logits, with its tokenizer. Immutable; shared by any number of threads.
@@ -121,6 +146,10 @@ class GRAFT_API LanguageModel {
   // The token ids of a prompt, with the special tokens that the tokenizer adds. An empty prompt is BOS alone. Throws
   // InvalidArgument when the prompt is not UTF-8.
   std::vector<std::int64_t> encode(std::string_view prompt, bool add_special = true) const;
+  // The same of a prompt with pictures, as the model's processor of transformers prepares them. ImagesInfo::token in the
+  // prompt is the place of one; where it is nowhere, the pictures come first. Throws InvalidArgument when the model takes
+  // no pictures, for another number of places than pictures, and for a picture of more tiles than the model takes.
+  ImagePrompt encode_with_images(std::string_view prompt, std::span<const Image> images, bool add_special = true) const;
 
  private:
   struct Impl;
@@ -260,6 +289,12 @@ class GRAFT_API TextGenerator {
                                    const CancelToken* cancel = nullptr);
   Generation generate(const std::vector<std::int64_t>& prompt, const GenerationOptions& options = {},
                       const OnText& on_text = {}, const CancelToken* cancel = nullptr);
+  // The same of prompts with pictures, for a model that takes them. The tower runs when a picture's tokens are read: not
+  // where the cache has them.
+  std::vector<Generation> generate(std::span<const ImagePrompt> prompts, const GenerationOptions& options = {},
+                                   const OnText& on_text = {}, const CancelToken* cancel = nullptr);
+  Generation generate(const ImagePrompt& prompt, const GenerationOptions& options = {}, const OnText& on_text = {},
+                      const CancelToken* cancel = nullptr);
 
   const GenerationStats& stats() const;  // of the last call
   Decoder& decoder();
@@ -356,6 +391,8 @@ class GRAFT_API BatchGenerator {
   // As above; throws InvalidArgument for request options that make no sense, too.
   Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options, const RequestOptions& request,
             OnText on_text = {});
+  // The same of a prompt with pictures, for a model that takes them.
+  Id submit(ImagePrompt prompt, const GenerationOptions& options, const RequestOptions& request, OnText on_text = {});
   // False when no request is left. When the run fails or is cancelled it throws and nothing has changed: the next step
   // tries again, but for Unavailable: then all requests that had a row have ended as cancelled, and the others wait. An
   // exception from on_text ends its request as cancelled and is thrown when the step is complete.
@@ -385,13 +422,19 @@ class GRAFT_API BatchGenerator {
   std::unique_ptr<Impl> impl_;
 };
 
+struct ChatPart {
+  std::string text = {};
+  bool image = false;  // the place of a picture instead
+};
 struct ChatMessage {
   std::string role;  // "system", "user", "assistant", ...
   std::string content;
+  std::vector<ChatPart> parts = {};  // instead of `content`, for a model that takes pictures
 };
 
 // The prompt of a conversation: the chat template of the model's tokenizer, or `chat_template`, on the messages, ending
-// where the answer begins. Throws InvalidArgument when there is no template.
+// where the answer begins. Throws InvalidArgument when there is no template, and for parts that are pictures where the
+// model takes none.
 GRAFT_API std::string chat_prompt(const LanguageModel& model, std::span<const ChatMessage> messages,
                                   std::string_view chat_template = {});
 

@@ -20,7 +20,7 @@ _KNOWN = {
     f"{name}ImageProcessor"
     for name in (
         *("Beit", "Bit", "CLIP", "ConvNext", "DeiT", "DINOv3ViT", "MobileNetV1", "MobileNetV2", "Pvt", "Siglip", "ViT"),
-        *("ChineseCLIP",),
+        *("ChineseCLIP", "Llava"),
     )
 }
 # What they may be asked for besides; an image processor that does more than these is refused.
@@ -100,7 +100,7 @@ def export_image_model(
         model = auto.from_pretrained(folder)
     if processor is None:
         raise ExportError("expected the processor of a model that is no folder or name, found none")
-    settings = _settings(processor)
+    settings = settings_of(processor)
     size = settings.get("crop") or settings.get("size")
     if size is None:
         raise ExportError(
@@ -131,7 +131,7 @@ def _with_one_output(model: Any) -> Any:
     return FirstOutput().eval()
 
 
-def _settings(processor: Any) -> dict[str, Any]:
+def settings_of(processor: Any) -> dict[str, Any]:
     """Of an image processor of transformers, as `ImageProcessing` of graft/image.h."""
     about = processor.to_dict()
     kind = type(processor).__name__.removesuffix("Fast").removesuffix("Pil")

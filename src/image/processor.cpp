@@ -5,6 +5,8 @@
 #include "base/json.h"
 #include "base/rethrow.h"
 #include "graft/image.h"
+#include "image/normalize.h"
+#include "image/settings.h"
 #include "package/container.h"
 
 namespace graft {
@@ -15,33 +17,10 @@ constexpr std::int64_t kChannels = 3;
 
 using Size = ImageProcessing::Size;
 
-std::optional<Size> size_in(const Json& json, const char* name) {
-  const auto found = json.find(name);
-  if (found == json.end()) return std::nullopt;
-  return Size{found->at(0).get<std::int64_t>(), found->at(1).get<std::int64_t>()};
-}
-
-std::array<float, 3> channels_in(const Json& json, const char* name) {
-  const Json& values = json.at(name);
-  return {values.at(0).get<float>(), values.at(1).get<float>(), values.at(2).get<float>()};
-}
-
 ImageProcessor parse(const std::string& path, std::string_view text) {
   try {
     const Json json = read_json<Json>(text);
-    ImageProcessing out;
-    out.size = size_in(json, "size");
-    if (const auto found = json.find("shortest_edge"); found != json.end())
-      out.shortest_edge = found->get<std::int64_t>();
-    const auto resample = json.at("resample").get<std::int64_t>();
-    GRAFT_CHECK(InvalidProgram, resample >= 0 && resample <= static_cast<std::int64_t>(Resample::hamming), "'", path,
-                "': '", kKey, "': there is no filter ", resample);
-    out.resample = static_cast<Resample>(resample);
-    out.crop = size_in(json, "crop");
-    out.rescale_factor = json.at("rescale_factor").get<double>();
-    out.mean = channels_in(json, "mean");
-    out.std = channels_in(json, "std");
-    return ImageProcessor(out, json.at("labels").get<std::vector<std::string>>());
+    return ImageProcessor(image::processing_in(json), json.at("labels").get<std::vector<std::string>>());
   } catch (const Json::exception& error) {
     throw InvalidProgram(str("'", path, "': '", kKey, "' cannot be read: ", error.what()));
   } catch (const InvalidArgument& error) {
@@ -75,6 +54,16 @@ std::int64_t crop_begin(std::int64_t n, std::int64_t size) {
 }
 
 }  // namespace
+
+image::ChannelValues image::channel_values(const ImageProcessing& processing) {
+  ChannelValues out;
+  for (std::size_t c = 0; c < out.size(); ++c)
+    for (std::size_t x = 0; x < out[c].size(); ++x) {
+      const auto scaled = static_cast<float>(static_cast<double>(x) * processing.rescale_factor);
+      out[c][x] = (scaled - processing.mean[c]) / processing.std[c];
+    }
+  return out;
+}
 
 ImageProcessor::ImageProcessor(ImageProcessing processing, std::vector<std::string> labels) try
     : processing_(processing), labels_(std::move(labels)) {
@@ -115,19 +104,14 @@ std::vector<float> ImageProcessor::pixels(const Image& image) const try {
   const std::int64_t top = crop_begin(height, rows), left = crop_begin(width, columns);
   std::vector<float> out;
   out.reserve(static_cast<std::size_t>(kChannels * rows * columns));
-  for (std::size_t c = 0; c < kChannels; ++c) {
-    std::array<float, 256> values;  // of each byte, rounded as numpy does in f32
-    for (std::size_t x = 0; x < values.size(); ++x) {
-      const auto scaled = static_cast<float>(static_cast<double>(x) * processing_.rescale_factor);
-      values[x] = (scaled - processing_.mean[c]) / processing_.std[c];
-    }
+  const image::ChannelValues values = image::channel_values(processing_);
+  for (std::size_t c = 0; c < kChannels; ++c)
     for (std::int64_t y = top; y < top + rows; ++y)
       for (std::int64_t x = left; x < left + columns; ++x) {
         const bool inside = y >= 0 && y < height && x >= 0 && x < width;
         const auto at = static_cast<std::size_t>((y * width + x) * kChannels) + c;
-        out.push_back(values[inside ? sized.pixels[at] : 0]);
+        out.push_back(values[c][inside ? sized.pixels[at] : 0]);
       }
-  }
   return out;
 } catch (...) {
   rethrow_typed();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,15 +23,19 @@ class Checkpoint:
     model: torch.nn.Module
     weights: dict[str, Stored]  # by qualified name in the model; of tied ones, the first
     files: dict[str, bytes] = field(default_factory=dict)  # for the tokenizer and the runner
+    folder: Path | None = None  # with config.json, where it was read from one
 
 
 def auto_class(config: Any) -> Any:
     """The class of transformers that makes models of this kind with a head that gives logits."""
     import transformers
+    from transformers.models.auto import modeling_auto
 
+    if type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and hasattr(config, "vision_config"):
+        return transformers.AutoModelForImageTextToText
     if not getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForCausalLM
-    speech = type(config) in transformers.models.auto.modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+    speech = type(config) in modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
     return transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
 
 

@@ -72,6 +72,7 @@ def _parser() -> _Parser:
         metavar="N",
         help="divide the layers into N packages, FILE.stage0.pte and so on, for as many processes or hosts",
     )
+    parser.add_argument("--text-only", action="store_true", help="of a model that takes pictures, its text part alone")
     return parser
 
 
@@ -112,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plans=options.plan,
             plan_threads=options.plan_threads,
             stages=options.stages,
+            text_only=options.text_only,
             **extra,
         )
     except ModuleNotFoundError as e:

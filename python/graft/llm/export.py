@@ -20,7 +20,7 @@ from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import Blob, StoredWeight
 from graft.llm.checkpoint import Checkpoint, tied_names
 from graft.llm import stages as cutting
-from graft.llm import text_runner
+from graft.llm import picture_files, pictures, text_runner
 from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
@@ -44,6 +44,8 @@ def export_llm(
     plans: Sequence[str] = (),
     plan_threads: int = 0,
     stages: int = 1,
+    processor: Any = None,
+    text_only: bool = False,
     progress: bool = False,
     delegate_options: Mapping[str, int | str] | None = None,
     predicate: Predicate | None = None,
@@ -74,6 +76,9 @@ def export_llm(
     stages: into how many packages the layers are divided, which processes or hosts run one after the other (docs/stages.md):
         model.stage0.pte, model.stage1.pte, ... for a path of model.pte. The first has the tokenizer. All are of one export:
         others refuse them.
+    processor: of a model in memory that takes pictures (LLaVA, SmolVLM, Qwen-VL, ...): how they become its input, and
+        the tokenizer. Of a folder or name it is read from there.
+    text_only: of a model that takes pictures, its text part alone.
     progress: print on stderr what is done.
     delegate_options: how methods run under ExecuTorch where nobody says otherwise, by the names of
         `graft.executorch.set_options`: {"kv_rows": 4, "kv_type": "f16"}. kv_length is `context` unless it is given.
@@ -83,7 +88,8 @@ def export_llm(
     -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for padding; logits_to_keep are
     indices along T. A model with an encoder and a decoder has encode(input_ids [B, S], attention_mask [B, S]) or
     encode(input_features [B, M, F]) besides, which runs once for an input and leaves the keys and values of its output
-    in the cache. For ExecuTorch's runners of language models there are forward(tokens [1, T], start_pos [1]) -> logits
+    in the cache. A model that takes pictures has encode_image, which makes rows of features of one, and
+    step_with_images, which is step with these in the place of some tokens. For ExecuTorch's runners of language models there are forward(tokens [1, T], start_pos [1]) -> logits
     [1, 1, V] of the last token, on the same cache, and, without an encoder, the constants that they ask for
     (get_max_seq_len, ...).
 
@@ -102,6 +108,8 @@ def export_llm(
             plans=plans,
             plan_threads=plan_threads,
             stages=stages,
+            processor=processor,
+            text_only=text_only,
             progress=progress,
             delegate_options=delegate_options,
             predicate=predicate,
@@ -119,6 +127,8 @@ def write_package(
     plans: Sequence[str] = (),
     plan_threads: int = 0,
     stages: int = 1,
+    processor: Any = None,
+    text_only: bool = False,
     progress: bool = False,
     delegate_options: Mapping[str, int | str] | None = None,
     predicate: Predicate | None = None,
@@ -146,6 +156,14 @@ def write_package(
     if stages > 1 and with_encoder:
         kind = type(checkpoint.model).__name__
         raise ExportError(f"{kind} cannot be cut into stages: each layer of its decoder reads what its encoder gives")
+    with_pictures = pictures.takes_pictures(checkpoint.model) and not text_only
+    if with_pictures:
+        pictures.check(checkpoint.model)
+        if stages > 1:
+            raise ExportError(f"{type(checkpoint.model).__name__} is cut into stages with text_only=True alone")
+        prepared = picture_files.preparation(checkpoint, processor)
+    elif processor is not None:
+        raise ExportError(f"expected no processor: {type(checkpoint.model).__name__} is exported without pictures")
     most = _most_tokens(config, _DECODER_SIZES)
     if most is None:  # relative positions have no limit, nor has a model without attention, whose states are of one size
         context = context or (_WITHOUT_POSITIONS if with_encoder or attends(config) else _WITHOUT_ATTENTION)
@@ -163,6 +181,9 @@ def write_package(
         programs = seq2seq.trace(checkpoint.model, context=context, encoder_context=encoder_context)
     else:
         programs = {"step": trace(checkpoint.model, context=context, recurrent=True)}
+    if with_pictures:
+        found = pictures.trace(checkpoint.model, context=context, size=prepared.size)
+        programs.update(found.programs)
     if quantize is not None:
         rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
         checkpoint.weights.update(_quantized(programs.values(), checkpoint, rules, say))
@@ -197,6 +218,8 @@ def write_package(
     data.update(about)
     if with_encoder:
         metadata["encoder"] = _encoder_metadata(checkpoint, encoder_context)
+    if with_pictures:
+        metadata["images"] = picture_files.metadata(checkpoint, prepared, found)
     data[METADATA] = json.dumps(metadata, indent=1).encode()
     options = {"kv_length": context, **({"kv_encoder_length": encoder_context} if with_encoder else {})}
     options.update(delegate_options or {})

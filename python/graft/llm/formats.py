@@ -86,17 +86,25 @@ def _of_folder(folder: Path, name: str) -> Checkpoint:
         raise ExportError(f"'{folder}' has no configuration that transformers reads: {e}") from e
     model = make_empty(config)
     weights = match(model, read_checkpoint(folder), name, lambda: _converted(folder))
-    return Checkpoint(name, model, weights, _text_files(folder))
+    return Checkpoint(name, model, weights, text_files(folder), folder)
 
 
-def _text_files(folder: Path) -> dict[str, bytes]:
+def text_files(folder: Path) -> dict[str, bytes]:
     files = {file: (folder / file).read_bytes() for file in TEXT_FILES if (folder / file).exists()}
-    template = folder / "chat_template.jinja"
-    if template.exists():  # stored in the config, as in older folders
+    if template := _chat_template(folder):  # stored in the config, as in older folders
         config = json.loads(files.get("tokenizer_config.json", b"{}"))
-        config["chat_template"] = template.read_text(encoding="utf-8")
+        config["chat_template"] = template
         files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False).encode()
     return files
+
+
+def _chat_template(folder: Path) -> str | None:
+    """In a file of its own: chat_template.json is that of processors before transformers 5."""
+    if (template := folder / "chat_template.jinja").exists():
+        return template.read_text(encoding="utf-8")
+    if (template := folder / "chat_template.json").exists():
+        return json.loads(template.read_bytes()).get("chat_template")
+    return None
 
 
 def _converted(folder: Path) -> tuple[dict[str, Stored], set[str]]:

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -86,16 +86,16 @@ def trace(
     ids = torch.zeros(2, 5, dtype=torch.long)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
-    with kernels.in_place(skeleton, kernels.CACHED):
-        program = traced(skeleton, example, dims)
-    _check_layers(program, config, kinds)
+    program = traced(skeleton, example, dims)
+    check_layers(program, config)
     return program
 
 
 def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any, ...]) -> ExportedProgram:
-    """torch.export of a skeleton with graft's attention."""
+    """torch.export of a skeleton with graft's attention and recurrences."""
     try:
-        with interface.registered(skeleton), traceable_hooks(skeleton), torch.no_grad():
+        recurrences = kernels.in_place(skeleton, kernels.CACHED)
+        with interface.registered(skeleton), traceable_hooks(skeleton), recurrences, torch.no_grad():
             return torch_export.export(skeleton, example, dynamic_shapes=dims, strict=False)
     except ExportError:
         raise
@@ -239,8 +239,10 @@ def attends(config: Any) -> bool:
     return any(_LAYERS[kind][0] for kind in _kinds_of_layers(config))
 
 
-def _check_layers(program: ExportedProgram, config: Any, kinds: Sequence[str]) -> None:
+def check_layers(program: ExportedProgram, config: Any) -> None:
     """Each layer attends through graft's operator, once, and recurs through one, where its kind does."""
+
+    kinds = _kinds_of_layers(config)
 
     def layers(*targets: Any) -> list[int]:
         return sorted(node.kwargs["layer"] for node in program.graph.nodes if node.target in targets)

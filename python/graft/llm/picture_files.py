@@ -1,0 +1,201 @@
+"""What a package says of its pictures: how a processor of transformers prepares them, and what stands for them in a prompt."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graft import vision
+from graft.errors import ExportError
+from graft.llm.checkpoint import Checkpoint
+from graft.llm.formats import text_files
+from graft.llm.pictures import FAMILIES, Pictures
+
+_LARGEST_EDGE = 4096  # of Idefics3's processor, whatever its settings say
+_TILED = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
+_PATCHED = ("Qwen2VLImageProcessor",)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How a model's processor prepares pictures. size: of what a tower of one size takes."""
+
+    settings: dict[str, Any]
+    size: tuple[int, int] | None
+
+
+def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
+    """processor: of a model in memory, whose tokenizer then becomes the package's; of a folder its own is read. Raises
+    ExportError for a processor that does other steps than graft."""
+    import transformers
+
+    kind = type(checkpoint.model).__name__
+    if processor is None and checkpoint.folder is not None:
+        try:
+            processor = transformers.AutoImageProcessor.from_pretrained(checkpoint.folder, backend="pil")
+        except (OSError, ValueError, ImportError) as e:
+            raise ExportError(f"'{checkpoint.name}' has no image processor that transformers reads: {e}") from e
+    if processor is None:
+        raise ExportError(
+            f"expected the processor of a {kind} in memory (processor=), or text_only=True for its text part alone"
+        )
+    if (tokenizer := getattr(processor, "tokenizer", None)) is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            given = text_files(Path(folder))
+        if template := getattr(processor, "chat_template", None):
+            config = {**json.loads(given.get("tokenizer_config.json", b"{}")), "chat_template": template}
+            given["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False).encode()
+        checkpoint.files.update(given)
+    images = getattr(processor, "image_processor", processor)
+    about = images.to_dict()
+    family = FAMILIES[checkpoint.model.config.model_type]
+    if family == "fixed":
+        settings = vision.settings_of(images)
+        settings.pop("labels")
+        size = settings.get("crop") or settings.get("size")
+        if size is None:
+            raise ExportError(f"expected a processor that gives pictures of one size, found {type(images).__name__}")
+        _expect_side(checkpoint, size)
+        return Preparation({"kind": "fixed", **settings}, (size[0], size[1]))
+    if family == "tiles":
+        return _tiles(checkpoint, images, about)
+    return Preparation(_patches(checkpoint, images, about), None)
+
+
+def _expect_side(checkpoint: Checkpoint, size: list[int]) -> None:
+    side = checkpoint.model.config.vision_config.image_size
+    if list(size) != [side, side]:
+        raise ExportError(f"expected a processor that gives pictures of {side} x {side}, found {size[0]} x {size[1]}")
+
+
+def _plain(about: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {"resample": int(about["resample"]), "rescale_factor": 1, "mean": [0, 0, 0], "std": [1, 1, 1]}
+    if about.get("do_rescale"):
+        out["rescale_factor"] = about["rescale_factor"]
+    if about.get("do_normalize"):
+        out["mean"], out["std"] = list(about["image_mean"]), list(about["image_std"])
+    return out
+
+
+def _known(images: Any, about: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    name = type(images).__name__
+    if name.removesuffix("Fast").removesuffix("Pil") not in names:
+        raise ExportError(f"expected one of {', '.join(names)}, found {name}")
+    if not about.get("do_resize"):
+        raise ExportError(f"expected a {name} that resizes, found do_resize={about.get('do_resize')}")
+
+
+def _tiles(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> Preparation:
+    _known(images, about, _TILED)
+    size, tile = dict(about["size"]), about["max_image_size"]["longest_edge"]
+    if {name for name, value in size.items() if value} != {"longest_edge"}:
+        raise ExportError(f"expected a size of longest_edge, found {size}")
+    most = math.ceil(min(size["longest_edge"], _LARGEST_EDGE) / tile)
+    places = [
+        (int(found[1]), int(found[2]))
+        for content in _added_tokens(checkpoint).values()
+        if (found := re.fullmatch(r"<row_(\d+)_col_(\d+)>", content))
+    ]
+    rows, columns = (max(p[i] for p in places) for i in range(2)) if places else (most, most)
+    settings = {
+        "kind": "tiles",
+        "longest_edge": size["longest_edge"],
+        "largest_edge": _LARGEST_EDGE,
+        "tile": tile,
+        "split": bool(about["do_image_splitting"]),
+        "max_rows": rows,
+        "max_columns": columns,
+        **_plain(about),
+    }
+    return Preparation(settings, (tile, tile))
+
+
+def _patches(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> dict[str, Any]:
+    _known(images, about, _PATCHED)
+    config, size = checkpoint.model.config.vision_config, dict(about["size"])
+    if not size.get("shortest_edge") or not size.get("longest_edge"):
+        raise ExportError(f"expected a size of shortest_edge and longest_edge, found {size}")
+    sizes = {"patch_size": config.patch_size, "merge_size": config.spatial_merge_size}
+    sizes["temporal_patch_size"] = config.temporal_patch_size
+    for name, value in sizes.items():
+        if about[name] != value:
+            raise ExportError(f"expected a processor with {name} {value}, as the model's tower, found {about[name]}")
+    visual = checkpoint.model.model.visual
+    table = 0
+    if hasattr(visual, "pos_embed"):
+        table = visual.num_grid_per_side
+        if (visual.interpolation_mode, visual.interpolation_align_corners) != ("bilinear", True):
+            raise ExportError(
+                "expected a table of positions that is interpolated bilinearly with aligned corners, found "
+                f"{visual.interpolation_mode}, {visual.interpolation_align_corners}"
+            )
+    window = getattr(config, "window_size", 0) // config.spatial_merge_size // config.patch_size
+    return {
+        "kind": "patches",
+        **sizes,
+        "min_pixels": size["shortest_edge"],
+        "max_pixels": size["longest_edge"],
+        "window": window,
+        "table": table,
+        **_plain(about),
+    }
+
+
+def _added_tokens(checkpoint: Checkpoint) -> dict[int, str]:
+    """Of tokenizer.json, by id."""
+    tokens = json.loads(checkpoint.files.get("tokenizer.json", b"{}")).get("added_tokens") or []
+    return {token["id"]: token["content"] for token in tokens}
+
+
+def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) -> dict[str, Any]:
+    """For `graft.llm.json`."""
+    config = checkpoint.model.config
+    number = config.image_token_id
+    names = _added_tokens(checkpoint)
+    token = names.get(number, "")
+    if names and not token:
+        raise ExportError(f"expected the token of pictures, {number}, among the added tokens of the tokenizer, found none")
+    around = {"place": token}
+    if prepared.settings["kind"] == "tiles":
+        around.update(_around_tiles(checkpoint, token, pictures))
+    elif prepared.settings["kind"] == "patches":
+        begin, end = (names.get(getattr(config, f"vision_{which}_token_id", None), "") for which in ("start", "end"))
+        around["place"] = f"{begin}{token}{end}"
+    return {
+        "token_id": number,
+        "token": token,
+        "rows": pictures.rows,
+        "width": pictures.width,
+        "text": around,
+        "processing": prepared.settings,
+    }
+
+
+def _around_tiles(checkpoint: Checkpoint, token: str, pictures: Pictures) -> dict[str, str]:
+    """The text that Idefics3Processor and SmolVLMProcessor put around the placeholders of tiles."""
+    given = json.loads(checkpoint.files.get("tokenizer_config.json", b"{}"))
+    folder = checkpoint.folder
+    about = folder / "processor_config.json" if folder is not None else None
+    rows = json.loads(about.read_bytes()).get("image_seq_len") if about is not None and about.exists() else None
+    if rows is not None and rows != pictures.rows:
+        raise ExportError(f"expected an image_seq_len of {pictures.rows} in processor_config.json, found {rows}")
+    fake = given.get("fake_image_token") or "<fake_token_around_image>"
+    whole = given.get("global_image_token") or "<global-img>"
+    return {
+        "before": f"{fake}{whole}",
+        "after": fake,
+        "before_tile": f"{fake}<row_{{row}}_col_{{column}}>",
+        "after_row": "\n",
+        "before_whole": f"\n{fake}{whole}",
+        "place": token,
+    }
+
+
+__all__ = ["Preparation", "metadata", "preparation"]

@@ -1,0 +1,228 @@
+"""From a model of pictures and text to programs, without its weights, and what a package says of its pictures.
+
+`encode_image` is the tower and the projector: the rows of features that stand where a prompt has placeholders.
+    pixel_values [N, 3, H, W] -> features [N * rows, width]                                      towers of one size
+    pixel_values [G, U, patch], positions [G, U, 2], and what the tower asks for besides -> features    patches (Qwen)
+`step` is the decoder, as of a model without a tower. `step_with_images` has features besides, where image_mask is true:
+    input_ids [B, T], position_ids [B, T] (or [3, B, T]), cache_position [B, T], logits_to_keep [K],
+    image_features [B, T, width], image_mask [B, T] -> logits [B, K, V]
+Features are 0 where there is no picture. Both have the same cache.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from graft.errors import ExportError
+from graft.llm import interface, rope
+from graft.llm import trace as decoders
+from graft.llm.patches import patch_tower
+from graft.llm.trace import become, layers_of, skeleton_of, traced
+
+_FIXED, _TILES, _PATCHES = "fixed", "tiles", "patches"
+#: model_type: how pictures become the tower's input.
+FAMILIES = {
+    "llava": _FIXED,
+    "idefics3": _TILES,
+    "smolvlm": _TILES,
+    "qwen2_vl": _PATCHES,
+    "qwen2_5_vl": _PATCHES,
+    "qwen3_vl": _PATCHES,
+}
+_MOST_PICTURES = 64  # of a call of encode_image
+_MOST_GROUPS = 1 << 16
+# Of families that are not here, what is missing.
+_REASONS = {
+    "gemma3": "tokens of one picture see each other both ways, which attention over the cache does not",
+    "paligemma": "the tokens of its prompt see each other both ways, which attention over the cache does not",
+}
+
+
+def takes_pictures(model: torch.nn.Module) -> bool:
+    return "image" in getattr(type(model), "input_modalities", ()) and hasattr(model.config, "vision_config")
+
+
+def check(model: torch.nn.Module) -> None:
+    """Raises ExportError for a model whose pictures graft does not take."""
+    kind = model.config.model_type
+    if kind not in FAMILIES:
+        why = f": {_REASONS[kind]}" if kind in _REASONS else ""
+        raise ExportError(
+            f"{type(model).__name__} cannot be exported with its pictures{why}; expected one of "
+            f"{', '.join(sorted(FAMILIES))}. text_only=True (--text-only) exports its text part"
+        )
+    if FAMILIES[kind] == _FIXED and model.config.vision_config.model_type not in _TOWERS:
+        raise ExportError(
+            f"{type(model).__name__}: expected a tower of {', '.join(_TOWERS)}, found {model.config.vision_config.model_type}"
+        )
+
+
+_TOWERS = ("clip_vision_model", "siglip_vision_model")  # of llava: pictures of one size
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The programs that a model of pictures has besides `step`, and what its package says of them."""
+
+    programs: dict[str, ExportedProgram]
+    rows: int  # features of one picture of a tower of one size; 0: by the size of the picture
+    width: int  # elements of a row of features
+
+
+def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None) -> Pictures:
+    """context: the most tokens of a call. size: of the pictures that a tower of one size takes."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    skeleton = skeleton_of(model, mode).eval()
+    rope.make_traceable(skeleton)
+    kind = type(skeleton)
+    config = model.config.get_text_config()
+    family = FAMILIES[model.config.model_type]
+    with_grid = family == _PATCHES
+    if with_grid:
+        tower = patch_tower(skeleton)
+        forward, example, dims = tower.forward, tower.example(), tower.dims(_MOST_GROUPS)
+        depth = tower.depth
+    else:
+        assert size is not None
+        encode = _llava(skeleton) if family == _FIXED else _idefics(skeleton, size[0])
+
+        def forward(self: torch.nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
+            return encode(pixel_values).flatten(0, 1)
+
+        example = (torch.zeros(2, 3, *size, dtype=torch.float32),)
+        dims = ({0: Dim("pictures", min=1, max=_MOST_PICTURES)},)
+        depth = 1
+    become(skeleton, kind, forward)
+    with interface.instead(dict.fromkeys(_tower(skeleton).modules(), _both_ways)):
+        encoder = traced(skeleton, example, dims)
+    found = _output(encoder)
+    width = int(found.shape[1])
+    if width != depth * config.hidden_size:
+        raise ExportError(f"expected features of {depth} x {config.hidden_size} elements, found {width}")
+    rows = 0 if with_grid else int(found.shape[0]) // 2
+    become(skeleton, kind, _decoder(skeleton, kind, config, depth, with_grid))
+    step = _traced_step(skeleton, context, width, with_grid)
+    decoders.check_layers(step, config)
+    return Pictures({"encode_image": encoder, "step_with_images": step}, rows, width)
+
+
+def _output(program: ExportedProgram) -> torch.Tensor:
+    (node,) = next(node for node in reversed(program.graph.nodes) if node.op == "output").args[0]
+    found = node.meta["val"]
+    return torch.empty([int(n.node.hint) if isinstance(n, torch.SymInt) else n for n in found.shape], device="meta")
+
+
+def _traced_step(skeleton: torch.nn.Module, context: int, width: int, with_grid: bool) -> ExportedProgram:
+    batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    positions = torch.zeros(3, 2, 5, dtype=torch.long) if with_grid else ids.clone()
+    features, mask = torch.zeros(2, 5, width), torch.zeros(2, 5, dtype=torch.bool)
+    example = (ids, positions, ids.clone(), torch.zeros(3, dtype=torch.long), features, mask)
+    rows = {0: batch, 1: tokens}
+    return traced(skeleton, example, (rows, {1: batch, 2: tokens} if with_grid else rows, rows, {0: kept}, rows, rows))
+
+
+def _decoder(skeleton: Any, kind: Any, config: Any, depth: int, with_grid: bool) -> Callable[..., torch.Tensor]:
+    hidden, layers = config.hidden_size, layers_of(config)
+    if depth > 1:  # features are 0 beside pictures
+        text = skeleton.model.language_model
+        text._deepstack_process = lambda states, mask, features: states + features
+
+    def forward(
+        self: torch.nn.Module,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        cache_position: torch.Tensor,
+        logits_to_keep: torch.Tensor,
+        image_features: torch.Tensor,
+        image_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        words = self.get_input_embeddings()(input_ids)
+        given: dict[str, Any] = dict(
+            inputs_embeds=torch.where(image_mask.unsqueeze(-1), image_features[..., :hidden], words),
+            position_ids=position_ids,
+            past_key_values=interface.no_cache(layers),
+            use_cache=True,
+            return_dict=True,
+        )
+        with interface.positions(cache_position):
+            if depth == 1:
+                return kind.forward(self, logits_to_keep=logits_to_keep, **given).logits
+            deep = [image_features[..., i * hidden : (i + 1) * hidden] for i in range(1, depth)]
+            states = text(visual_pos_masks=image_mask, deepstack_visual_embeds=deep, **given).last_hidden_state
+            return self.lm_head(states[:, logits_to_keep])
+
+    return forward
+
+
+def _tower(model: Any) -> torch.nn.Module:
+    for name in ("vision_tower", "vision_model", "visual"):
+        if (found := getattr(model.model, name, None)) is not None:
+            return found
+    raise ExportError(f"{type(model).__name__}: expected a tower, found none")
+
+
+def _both_ways(module, query, key, value, mask, scaling, position_bias):
+    """There is no padding: tiles and patches are whole pictures."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    result = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)
+    return result.transpose(1, 2).contiguous()
+
+
+def _llava(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    config, inner = model.config, model.model
+    chosen = config.vision_feature_layer
+    layers = [chosen] if isinstance(chosen, int) else list(chosen)
+    if config.vision_feature_select_strategy not in ("default", "full"):
+        raise ExportError(
+            "expected a vision_feature_select_strategy of 'default' or 'full', found "
+            f"'{config.vision_feature_select_strategy}'"
+        )
+    first = 1 if config.vision_feature_select_strategy == "default" else 0  # without the token for the class
+
+    def encode(pixel_values: torch.Tensor) -> torch.Tensor:
+        states = inner.vision_tower(pixel_values, output_hidden_states=True, return_dict=True).hidden_states
+        return inner.multi_modal_projector(torch.cat([states[layer][:, first:] for layer in layers], -1))
+
+    return encode
+
+
+def _idefics(model: Any, tile: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    inner = model.model
+    embeddings = inner.vision_model.embeddings
+
+    def embed(self: Any, pixel_values: torch.Tensor, patch_attention_mask: torch.Tensor) -> torch.Tensor:
+        """Every patch of a tile is there: position i of n of the picture is position i of n of the table."""
+        patches = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        return patches + self.position_embedding(_tile_positions(type(self), model.config.vision_config, tile))
+
+    embeddings.forward = types.MethodType(embed, embeddings)
+
+    def encode(pixel_values: torch.Tensor) -> torch.Tensor:
+        return inner.connector(inner.vision_model(pixel_values=pixel_values, return_dict=True).last_hidden_state)
+
+    return encode
+
+
+def _tile_positions(kind: Any, config: Any, tile: int) -> torch.Tensor:
+    """The positions that the model's own code gives the patches of a whole tile [1, patches]."""
+    about = types.SimpleNamespace(
+        hidden_size=1, image_size=config.image_size, patch_size=config.patch_size, num_channels=1
+    )
+    found: list[torch.Tensor] = []
+    module = kind(about)
+    module.position_embedding.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    side = tile // config.patch_size
+    kind.forward(module, torch.zeros(1, 1, tile, tile), torch.ones(1, side, side, dtype=torch.bool))
+    return found[0]
+
+
+__all__ = ["FAMILIES", "Pictures", "check", "takes_pictures", "trace"]

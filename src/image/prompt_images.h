@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "graft/image.h"
+
+// Pictures as the towers of models of pictures and text take them, besides those of one size.
+namespace graft::image {
+
+// A picture as Idefics3 and SmolVLM see it: tiles of one size, and the whole of it, as small as a tile, behind them.
+struct Tiles {
+  std::int64_t rows = 0, columns = 0;  // 0: it is one tile
+  std::vector<float> pixels;           // [rows * columns + 1, 3, tile, tile]
+};
+// Throws InvalidArgument for more tiles than there may be.
+Tiles tiles_of(const TileProcessing& processing, const Image& image);
+
+// A picture as the towers of Qwen-VL see it: groups of patches.
+struct Patches {
+  std::int64_t rows = 0, columns = 0;    // of patches
+  std::int64_t groups = 0, group = 0;    // of so many patches each
+  std::vector<float> pixels;             // [groups, group, channels * times * size * size]
+  std::vector<std::int64_t> positions;   // [groups, group, 2]: row and column
+  std::vector<std::uint8_t> valid;       // [groups, group]: 0 where a window reaches beyond the picture; of windows alone
+  std::vector<std::int64_t> table_rows;  // [groups, group, 4]; of a table of positions alone
+  std::vector<float> table_weights;
+  std::vector<std::int64_t> order;  // of each row of the picture's features, the tower's
+};
+// Throws InvalidArgument for a picture that is more than 200 times as long as it is wide.
+Patches patches_of(const PatchProcessing& processing, const Image& image);
+
+}  // namespace graft::image

@@ -1,0 +1,225 @@
+"""Small models of pictures and text with random weights, as folders that transformers saves, with a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+
+_SIZES = dict(hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+_SPECIAL = ["<s>", "</s>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+_SPECIAL += ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+_SPECIAL += [f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3)]
+CONTEXT = 512
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + ':' }}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}PLACE{% else %}{{ c['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def tokens() -> dict[str, int]:
+    """The vocabulary: 256 bytes and what stands around pictures."""
+    names = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), *_SPECIAL]
+    return {name: i for i, name in enumerate(names)}
+
+
+def tokenizer(template: str | None = None) -> transformers.PreTrainedTokenizerFast:
+    ids = tokens()
+    model = tokenizers.models.BPE(vocab={name: i for name, i in ids.items() if i < 256}, merges=[])
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    for name in _SPECIAL:
+        made.add_tokens([tokenizers.AddedToken(name, special=True, normalized=False)])
+    assert made.get_vocab() == ids
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<s>", chat_template=template
+    )
+
+
+def _text(**more: Any) -> dict[str, Any]:
+    ids = tokens()
+    return dict(
+        _SIZES, num_key_value_heads=2, head_dim=12, vocab_size=len(ids), max_position_embeddings=CONTEXT,
+        bos_token_id=ids["<s>"], eos_token_id=ids["</s>"], pad_token_id=ids["<s>"], **more,
+    )  # fmt: skip
+
+
+def _tower(**more: Any) -> dict[str, Any]:
+    return dict(_SIZES, image_size=32, patch_size=8, **more)
+
+
+_ROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
+
+
+def _qwen(**vision: Any) -> dict[str, Any]:
+    ids = tokens()
+    return dict(
+        vision_config=dict(depth=3, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, **vision),
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+    )  # fmt: skip
+
+
+def _llava() -> tuple[Any, Any]:
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**_tower()), text_config=transformers.LlamaConfig(**_text()),
+        image_token_index=tokens()["<image>"],
+    )  # fmt: skip
+    images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    return config, images
+
+
+def _llava_siglip() -> tuple[Any, Any]:
+    config = transformers.LlavaConfig(
+        vision_config=transformers.SiglipVisionConfig(**_tower()), text_config=transformers.Qwen2Config(**_text()),
+        image_token_index=tokens()["<image>"], vision_feature_select_strategy="full", vision_feature_layer=[-1, -2],
+    )  # fmt: skip
+    return config, transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32})
+
+
+def _idefics3() -> tuple[Any, Any]:
+    config = transformers.Idefics3Config(
+        vision_config=_tower(), text_config=_text(model_type="llama"), image_token_id=tokens()["<image>"], scale_factor=2
+    )
+    sizes = dict(size={"longest_edge": 96}, max_image_size={"longest_edge": 32})
+    return config, transformers.Idefics3ImageProcessorPil(**sizes)
+
+
+def _smolvlm() -> tuple[Any, Any]:
+    config = transformers.SmolVLMConfig(
+        vision_config=_tower(), text_config=_text(model_type="llama"), image_token_id=tokens()["<image>"], scale_factor=2
+    )
+    sizes = dict(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+    return config, transformers.SmolVLMImageProcessorPil(**sizes)
+
+
+def _patches(**sizes: Any) -> Any:
+    given = dict(size={"shortest_edge": 256, "longest_edge": 64 * 64}, patch_size=4, merge_size=2, temporal_patch_size=2)
+    return transformers.Qwen2VLImageProcessorPil(**{**given, **sizes})
+
+
+def _qwen2_vl() -> tuple[Any, Any]:
+    vision = _qwen(embed_dim=48, mlp_ratio=2, hidden_size=48)
+    return transformers.Qwen2VLConfig(text_config=_text(rope_parameters=_ROPE), **vision), _patches()
+
+
+def _qwen2_5_vl() -> tuple[Any, Any]:
+    vision = _qwen(hidden_size=48, intermediate_size=64, out_hidden_size=48, window_size=24, fullatt_block_indexes=[1])
+    return transformers.Qwen2_5_VLConfig(text_config=_text(rope_parameters=_ROPE), **vision), _patches()
+
+
+def _qwen3_vl() -> tuple[Any, Any]:
+    vision = _qwen(
+        hidden_size=48, intermediate_size=64, out_hidden_size=48, deepstack_visual_indexes=[0, 2], num_position_embeddings=25
+    )
+    rope = {**_ROPE, "mrope_interleaved": True}
+    return transformers.Qwen3VLConfig(text_config=_text(rope_parameters=rope), **vision), _patches()
+
+
+@dataclass(frozen=True)
+class PictureModel:
+    name: str
+    make: Callable[[], tuple[Any, Any]]
+    place: str = "<image>"  # of a picture, in the text of a prompt
+
+    def save(self, folder: Path, **sizes: Any) -> Path:
+        """sizes: of the image processor, other than its own."""
+        config, images = self.make()
+        for name, value in sizes.items():
+            setattr(images, name, value)
+        config._attn_implementation = "eager"
+        torch.manual_seed(len(self.name))
+        model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(torch.randn_like(parameter) * 0.3)
+                elif "embed" in name and parameter.dim() == 2:
+                    parameter.copy_(torch.randn_like(parameter))
+                else:
+                    parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter[0].numel() ** 0.5)
+        folder.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(folder)
+        images.save_pretrained(folder)
+        tokenizer(TEMPLATE.replace("PLACE", self.place)).save_pretrained(folder)
+        return folder
+
+    def processor(self, folder: Path) -> Processor:
+        return Processor(folder, transformers.AutoConfig.from_pretrained(folder))
+
+
+PICTURE_MODELS = (
+    PictureModel("llava", _llava),
+    PictureModel("llava_siglip", _llava_siglip),
+    PictureModel("idefics3", _idefics3),
+    PictureModel("smolvlm", _smolvlm),
+    PictureModel("qwen2_vl", _qwen2_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
+    PictureModel("qwen2_5_vl", _qwen2_5_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
+    PictureModel("qwen3_vl", _qwen3_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
+)
+
+
+class Processor:
+    """The model's processor of transformers, whose video part needs packages that tests do not: its replacement of
+    placeholders alone."""
+
+    def __init__(self, folder: Path, config: Any) -> None:
+        self.images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.config = config
+        kind, module = {
+            "llava": ("LlavaProcessor", "llava"),
+            "idefics3": ("Idefics3Processor", "idefics3"),
+            "smolvlm": ("SmolVLMProcessor", "smolvlm"),
+        }.get(config.model_type, ("Qwen2_5_VLProcessor", "qwen2_5_vl"))
+        self.kind = getattr(__import__(f"transformers.models.{module}.processing_{module}", fromlist=[kind]), kind)
+        self.patch_size = getattr(config.vision_config, "patch_size", None)
+        self.vision_feature_select_strategy = getattr(config, "vision_feature_select_strategy", None)
+        self.num_additional_image_tokens = 1 if config.vision_config.model_type == "clip_vision_model" else 0
+        self.image_token = self.tokenizer.decode([config.image_token_id])
+        self.fake_image_token, self.global_image_token = "<fake_token_around_image>", "<global-img>"
+        self.global_image_tag = self.global_image_token
+        self.image_processor = self.images
+        side = 32 // 8 // 2
+        self.image_seq_len = side * side
+
+    def prepared(self, pictures: list[np.ndarray]) -> dict[str, torch.Tensor]:
+        more = {"return_row_col_info": True} if self.config.model_type in ("idefics3", "smolvlm") else {}
+        nested = [pictures] if more else pictures
+        return dict(self.images(images=nested, return_tensors="pt", **more)) if pictures else {}
+
+    def __call__(self, text: str, pictures: list[np.ndarray]) -> dict[str, torch.Tensor]:
+        given = self.prepared(pictures)
+        parts = text.split(self.image_token)
+        assert len(parts) == len(pictures) + 1
+        for i in range(len(pictures)):
+            parts[i] += self.kind.replace_image_token(self, given, i)
+        given.pop("rows", None), given.pop("cols", None)
+        ids = torch.tensor([self.tokenizer("".join(parts))["input_ids"]])
+        out = dict(given, input_ids=ids, attention_mask=torch.ones_like(ids))
+        if "image_grid_thw" in given or self.config.model_type.startswith("qwen"):
+            out["mm_token_type_ids"] = (ids == self.config.image_token_id).int()
+        return out
+
+
+def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """[H, W, 3] in u8: colours that run into each other, and noise."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(y * random.uniform(0.02, 0.3) + x * random.uniform(0.02, 0.3) + random.uniform(0, 6)) for _ in range(3)]
+    return np.clip(np.stack(waves, -1) * 90 + 128 + random.normal(0, 25, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+def description(package: Path) -> dict[str, Any]:
+    from graft import _C
+
+    return json.loads(_C.named_data(str(package))["graft.llm.json"])
