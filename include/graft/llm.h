@@ -220,6 +220,9 @@ class GRAFT_API Decoder {
   // Appends to the first sequence and passes `take` the logits of every token [n, vocabulary], chunk by chunk, in
   // order.
   void score(Tokens tokens, const std::function<void(std::span<float> logits)>& take, const RunOptions& options = {});
+  // The same of a prompt with pictures, which the first sequence then begins with: what it had is dropped.
+  void score(const ImagePrompt& prompt, const std::function<void(std::span<float> logits)>& take,
+             const RunOptions& options = {});
 
   // Number of tokens in a sequence.
   std::int64_t length(std::size_t row) const;
@@ -437,6 +440,13 @@ struct ChatMessage {
 // model takes none.
 GRAFT_API std::string chat_prompt(const LanguageModel& model, std::span<const ChatMessage> messages,
                                   std::string_view chat_template = {});
+
+// The prompt of a question about pictures: a conversation of one message that begins with them, with the chat template of
+// the model's tokenizer or `chat_template`. Where there is no template, or `text` has places of pictures itself
+// (ImagesInfo::token), or there are no pictures, it is LanguageModel::encode_with_images. Throws what that and chat_prompt
+// throw.
+GRAFT_API ImagePrompt image_prompt(const LanguageModel& model, std::string_view text, std::span<const Image> images,
+                                   std::string_view chat_template = {});
 
 struct PerplexityOptions {
   std::int64_t window = 256;  // each window begins with an empty cache

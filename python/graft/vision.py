@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -35,6 +35,19 @@ def load_image(path: str | os.PathLike[str]) -> np.ndarray:
     return np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, 3)
 
 
+#: A file of PNG, JPEG or BMP, or pixels [H, W, 3] in u8.
+Picture: TypeAlias = "str | os.PathLike[str] | np.ndarray"
+
+
+def pixels_of(image: Picture) -> tuple[bytes, int, int]:
+    """Pixels [H, W, 3] in u8, H and W."""
+    if isinstance(image, (str, os.PathLike)):
+        return _C.load_image(os.fspath(image))
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+        raise ValueError(f"expected pixels [H, W, 3] in u8, found {list(image.shape)} in {image.dtype}")
+    return np.ascontiguousarray(image).tobytes(), *image.shape[:2]
+
+
 class ImageProcessor:
     """What a package's model takes of a picture, as the image processor of transformers that it was exported with.
 
@@ -46,15 +59,9 @@ class ImageProcessor:
         """Raises `graft.InvalidArgument` for a package that `graft.export_image_model` did not write."""
         self._processor: Any = _C.ImageProcessor.load(os.fspath(package))
 
-    def __call__(self, image: str | os.PathLike[str] | np.ndarray) -> np.ndarray:
+    def __call__(self, image: Picture) -> np.ndarray:
         """image: a file of PNG, JPEG or BMP, or pixels [H, W, 3] in u8. Returns [3, H, W] in f32."""
-        if isinstance(image, (str, os.PathLike)):
-            data, height, width = _C.load_image(os.fspath(image))
-        else:
-            if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-                raise ValueError(f"expected pixels [H, W, 3] in u8, found {list(image.shape)} in {image.dtype}")
-            data, height, width = np.ascontiguousarray(image).tobytes(), *image.shape[:2]
-        found, rows, columns = self._processor.pixels(data, height, width)
+        found, rows, columns = self._processor.pixels(*pixels_of(image))
         return np.frombuffer(found, dtype=np.float32).reshape(3, rows, columns)
 
     @property

@@ -13,27 +13,46 @@ namespace {
 std::vector<ChatMessage> read_messages(const std::string& path) {
   try {
     std::vector<ChatMessage> messages;
-    for (const Json& message : read_json<Json>(read_text(path)))
-      messages.push_back({message.at("role").get<std::string>(), message.at("content").get<std::string>()});
+    for (const Json& message : read_json<Json>(read_text(path))) {
+      ChatMessage& one = messages.emplace_back(ChatMessage{message.at("role").get<std::string>(), {}});
+      const Json& content = message.at("content");
+      if (!content.is_array()) {
+        one.content = content.get<std::string>();
+        continue;
+      }
+      for (const Json& part : content) {
+        const bool image = is_text(part.at("type"), "image");
+        if (!image && !is_text(part.at("type"), "text"))
+          fail("expected parts of type text or image in '", path, "', found ", part.at("type").dump());
+        one.parts.push_back({image ? "" : part.at("text").get<std::string>(), image});
+      }
+    }
     return messages;
   } catch (const Json::exception& error) {
     fail(R"(expected [{"role": "...", "content": "..."}, ...] in ')", path, "': ", error.what());
   }
 }
 
-std::vector<std::vector<std::int64_t>> encode_prompts(const GenerateArgs& args, const LanguageModel& model) {
+std::vector<ImagePrompt> encode_prompts(const GenerateArgs& args, const LanguageModel& model) {
   const int kinds = !args.prompts.empty() + !args.prompt_file.empty() + !args.messages_file.empty();
   if (kinds != 1) fail("expected one of --prompt, --prompt-file and --messages, found ", kinds);
   if (model.info().encoder && model.info().encoder->takes_features)
     fail("the model's encoder reads features: give --features FILE.npy");
+  if (!args.images.empty() && !model.info().images)
+    fail("--image: ", model.info().architecture, " takes no pictures: the package is of text alone");
+  std::vector<Image> images;
+  for (const std::string& path : args.images) images.push_back(load_image(path));
+  const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
   if (!args.messages_file.empty()) {
-    const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
     const std::string prompt = chat_prompt(model, read_messages(args.messages_file), chat_template);
-    return {model.encode(prompt, false)};
+    return {model.encode_with_images(prompt, images, false)};
   }
-  if (!args.prompt_file.empty()) return {model.encode(read_text(args.prompt_file))};
-  std::vector<std::vector<std::int64_t>> encoded;
-  for (const std::string& prompt : args.prompts) encoded.push_back(model.encode(prompt));
+  std::vector<std::string> prompts = args.prompts;
+  if (!args.prompt_file.empty()) prompts = {read_text(args.prompt_file)};
+  if (!images.empty() && prompts.size() > 1)
+    fail("--image: expected one prompt, found ", prompts.size(), ": pictures are of one alone");
+  std::vector<ImagePrompt> encoded;
+  for (const std::string& prompt : prompts) encoded.push_back(image_prompt(model, prompt, images, chat_template));
   return encoded;
 }
 
@@ -48,7 +67,7 @@ Array read_features(const std::string& path) {
   return features;
 }
 
-void print_logits(TextGenerator& generator, std::span<const std::vector<std::int64_t>> prompts,
+void print_logits(TextGenerator& generator, std::span<const ImagePrompt> prompts,
                   const CancelToken& cancel) {
   Decoder& decoder = generator.decoder();
   const std::int64_t vocabulary = decoder.model().info().vocab_size;
@@ -58,7 +77,7 @@ void print_logits(TextGenerator& generator, std::span<const std::vector<std::int
     std::int64_t rows = 0;
     decoder.truncate(0, 0);
     decoder.score(
-        prompt, [&](std::span<float> logits) { rows += std::ssize(logits) / vocabulary; }, options);
+        prompt.tokens, [&](std::span<float> logits) { rows += std::ssize(logits) / vocabulary; }, options);
     std::cerr << "prefill logits: [1, " << rows << ", " << vocabulary << "]\n";
   }
   decoder.truncate(0, 0);
@@ -94,11 +113,12 @@ int generate(const GenerateArgs& args) {
     features = read_features(args.features_file);
   }
   const auto prompts =
-      features ? std::vector(static_cast<std::size_t>(features->tensor.shape[0]), encoder->decoder_start_token_ids)
+      features ? std::vector<ImagePrompt>(static_cast<std::size_t>(features->tensor.shape[0]),
+                                          {encoder->decoder_start_token_ids})
                : encode_prompts(args, *model);
   options.adapters = load_adapters(args.decode, model, prompts.size());
   std::int64_t longest = 0;
-  for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
+  for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt.tokens));
   const std::int64_t encoder_length = encoder && !features ? longest : 0;
   if (encoder_length > 0) {
     if (encoder_length > encoder->context_length)
@@ -114,7 +134,8 @@ int generate(const GenerateArgs& args) {
   DecoderOptions decoder = decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context));
   decoder.encoder_length = encoder_length;
   TextGenerator generator(model, decoder);
-  if (args.all_logits && encoder) fail("--all-logits: not of a model with an encoder");
+  if (args.all_logits && (encoder || !args.images.empty()))
+    fail("--all-logits: not of a model with an encoder, or with pictures");
   if (args.all_logits) print_logits(generator, prompts, cancel);
   if (features) {
     std::vector<const Adapter*> adapters;

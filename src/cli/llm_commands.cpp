@@ -12,10 +12,12 @@ constexpr const char* kGenerateNotes = R"(Examples:
   graft generate model.pte --prompt A --prompt B --do-sample --temperature 0.8 --top-p 0.95 --seed 7
   graft generate model.pte --messages chat.json --stats
   graft generate model.pte --lora sql=adapter --prompt A --prompt B --adapter sql --adapter -
+  graft generate vlm.pte --image cat.png --prompt "What is this?"
 
 The settings have Hugging Face's names and meaning. The token with the largest logit is taken unless --do-sample or a
 --temperature above 0 is given; nothing is cut off unless --top-k, --top-p or --min-p says so. An empty prompt means the
-token that begins a text. With one prompt its text is streamed to stdout; with several, the texts follow when all are
+token that begins a text. Pictures stand where the prompt has the model's token for them (<image>, ...); where it has none
+it becomes a chat message that begins with them. With one prompt its text is streamed to stdout; with several, the texts follow when all are
 done, a line "==> prompt N <==" before each. Ctrl-C ends the text (exit code 130).)";
 
 constexpr const char* kChatNotes = R"(Examples:
@@ -150,7 +152,12 @@ LlmCommands::LlmCommands(CLI::App& app) {
       ->add_option("--features", generate_args_.features_file,
                    "the encoder input of a model such as Whisper: f32 [mels, frames] or [batch, mels, frames]")
       ->type_name("FILE.npy");
-  generate_->add_option("--chat-template", generate_args_.chat_template, "a Jinja file, for --messages")
+  generate_
+      ->add_option("--image", generate_args_.images,
+                   "a picture of the prompt, for a model that takes them: PNG, JPEG or BMP; repeat for more")
+      ->type_name("FILE")
+      ->allow_extra_args(false);
+  generate_->add_option("--chat-template", generate_args_.chat_template, "a Jinja file, for --messages and --image")
       ->type_name("FILE");
   generate_->add_flag("--all-logits", generate_args_.all_logits,
                       "compute the logits of every token of the prompt, and print the sizes of all logits");

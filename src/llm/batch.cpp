@@ -25,8 +25,7 @@ class BatchGenerator::Impl {
   Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, const PrefixCacheOptions& prefixes);
 
   void prepare(std::int64_t prompt_lookup_num_tokens, bool prompt_logprobs);
-  Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options, const RequestOptions& request,
-            OnText on_text);
+  Id submit(ImagePrompt prompt, const GenerationOptions& options, const RequestOptions& request, OnText on_text);
   bool step(const RunOptions& options);
   bool cancel(Id id);
   std::optional<Generation> take(Id id);
@@ -141,16 +140,17 @@ void BatchGenerator::Impl::keep(Id id, llm::Sequence& sequence) {
                     std::move(sequence.prompt_logprobs()), sequence.reused});
 }
 
-BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt, const GenerationOptions& options,
+BatchGenerator::Id BatchGenerator::Impl::submit(ImagePrompt prompt, const GenerationOptions& options,
                                                 const RequestOptions& request, OnText on_text) {
   const llm::Use use = llm::Use::nested(loop.decoder().in_use, kWhat, "submit()");
-  loop.check(prompt, options);
+  loop.check(prompt.tokens, options, 1, prompt.images.get());
   // A request that ends must get its place.
   if (const std::size_t most = ended_.size() + waiting_.size() + running() + 1; ended_.capacity() < most)
     ended_.reserve(2 * most);
   waiting_.push_back(
-      {next_, std::make_unique<llm::Sequence>(loop.model(), std::move(prompt), options, options.seed,
+      {next_, std::make_unique<llm::Sequence>(loop.model(), std::move(prompt.tokens), options, options.seed,
                                               loop.decoder().options.length, std::move(on_text), request)});
+  waiting_.back().sequence->set_images(std::move(prompt.images));
   loop.drafts = std::max(loop.drafts, options.prompt_lookup_num_tokens);
   return next_++;
 }
@@ -166,7 +166,7 @@ void BatchGenerator::Impl::join() {
       if (loop.rows()[r]) continue;
       // The logits of a prompt that is in the cache are not known.
       const std::int64_t same =
-          first.wants_prompt_logprobs() ? 0 : loop.reusable(r, first.tokens(), first.cache_salt());
+          first.wants_prompt_logprobs() ? 0 : loop.reusable(r, first);
       if (same > most || (same == most && row_ids_[r] < row_ids_[best])) {
         most = same;
         best = r;
@@ -218,7 +218,7 @@ void BatchGenerator::Impl::store_prefixes() {
     if (!sequence || sequence->cancelled) continue;
     const std::int64_t length = loop.decoder().length(r), whole = length - length % llm::PrefixCache::kBlock;
     if (whole <= stored_[r]) continue;
-    const auto tokens = std::span(sequence->tokens()).first(static_cast<std::size_t>(whole));
+    const auto tokens = std::span(sequence->keys()).first(static_cast<std::size_t>(whole));
     prefixes_->store(tokens, sequence->cache_salt(), static_cast<std::int64_t>(r));
     stored_[r] = whole;
   }
@@ -333,11 +333,17 @@ BatchGenerator::~BatchGenerator() = default;
 
 BatchGenerator::Id BatchGenerator::submit(std::vector<std::int64_t> prompt, const GenerationOptions& options,
                                           OnText on_text) try {
-  return impl_->submit(std::move(prompt), options, {}, std::move(on_text));
+  return impl_->submit({std::move(prompt), {}}, options, {}, std::move(on_text));
 } catch (...) {
   rethrow_typed();
 }
 BatchGenerator::Id BatchGenerator::submit(std::vector<std::int64_t> prompt, const GenerationOptions& options,
+                                          const RequestOptions& request, OnText on_text) try {
+  return impl_->submit({std::move(prompt), {}}, options, request, std::move(on_text));
+} catch (...) {
+  rethrow_typed();
+}
+BatchGenerator::Id BatchGenerator::submit(ImagePrompt prompt, const GenerationOptions& options,
                                           const RequestOptions& request, OnText on_text) try {
   return impl_->submit(std::move(prompt), options, request, std::move(on_text));
 } catch (...) {

@@ -60,6 +60,7 @@ Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const D
   first_.resize(lengths_.size());
   std::iota(first_.begin(), first_.end(), 0);
   shortest_.resize(lengths_.size(), 1);
+  images_.resize(lengths_.size());
   if (const auto& first = model->info().stage)
     chain_ = std::make_unique<stage::Chain>(*first, options.stages, session_options(options, first_stage.get()).kv);
 }
@@ -72,6 +73,7 @@ void Decoder::Impl::lose() noexcept {
   if (chain_) chain_->close();
   std::ranges::fill(lengths_, 0);
   std::ranges::fill(shortest_, 1);
+  std::ranges::fill(images_, Images());
 }
 
 void Decoder::Impl::check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const {
@@ -128,10 +130,66 @@ void Decoder::Impl::encode(std::span<const Value> inputs, std::size_t rows, cons
   session.run(kEncode, inputs, run_options);
 }
 
-Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t width, std::int64_t keep) {
+void Decoder::Impl::place_images(std::size_t row, std::shared_ptr<const llm::PreparedImages> images) {
+  if (images_[row].prepared != images) images_[row] = {std::move(images), {}};
+}
+
+bool Decoder::Impl::see_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows,
+                               const RunOptions& run_options) {
+  bool any = false;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const auto sequence = static_cast<std::size_t>(sequences[r]);
+    Images& images = images_[sequence];
+    if (!images.prepared || rows[r].empty()) continue;
+    const std::int64_t first = lengths_[sequence], end = first + std::ssize(rows[r]);
+    if (first >= images.prepared->end) {
+      images.features = {};
+    } else if (end > images.prepared->begin) {
+      any = true;
+      if (!images.features.empty()) continue;
+      RunOptions of_tower = run_options;
+      of_tower.kv_rows = {};
+      if (run_options.adapters.size() > 1) of_tower.adapters = run_options.adapters.subspan(r, 1);
+      images.features = llm::encode_images(session, *model->info().images, *images.prepared, of_tower);
+    }
+  }
+  return any;
+}
+
+void Decoder::Impl::place(Call& call, std::size_t sequence, std::size_t row, std::size_t at, std::size_t count) const {
+  const Images& images = images_[sequence];
+  const auto first = static_cast<std::size_t>(lengths_[sequence]);
+  const llm::PreparedImages* prepared = images.prepared.get();
+  const std::size_t known = prepared ? prepared->feature_of.size() : 0;
+  const std::size_t axes = call.positions.size() / call.ids.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t token = first + i;
+    for (std::size_t axis = 0; axis < axes; ++axis)
+      call.positions[axis * call.ids.size() + at + i] =
+          prepared && !prepared->positions.empty() && token < known
+              ? prepared->positions[axis * known + token]
+              : static_cast<std::int64_t>(token) + (prepared ? prepared->shift : 0);
+  }
+  if (!call.with_images) return;
+  const auto width = static_cast<std::size_t>(model->info().images->width);
+  const auto row_begin = row * static_cast<std::size_t>(call.width);
+  std::fill_n(call.image_mask.begin() + static_cast<std::ptrdiff_t>(row_begin), call.width, std::uint8_t{0});
+  std::fill_n(call.features.begin() + static_cast<std::ptrdiff_t>(row_begin * width),
+              static_cast<std::size_t>(call.width) * width, 0.F);
+  for (std::size_t i = 0; i < count && first + i < known; ++i) {
+    const std::int64_t feature = prepared->feature_of[first + i];
+    if (feature < 0) continue;
+    call.image_mask[at + i] = 1;
+    std::copy_n(images.features.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(feature) * width), width,
+                call.features.begin() + static_cast<std::ptrdiff_t>((at + i) * width));
+  }
+}
+
+Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t width, std::int64_t keep,
+                                             bool with_images) {
   ++clock_;
   for (Call& call : calls_)
-    if (call.batch == batch && call.width == width && call.keep == keep) {
+    if (call.batch == batch && call.width == width && call.keep == keep && call.with_images == with_images) {
       call.used = clock_;
       return call;
     }
@@ -141,14 +199,25 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
   call.batch = batch;
   call.width = width;
   call.keep = keep;
+  call.with_images = with_images;
   call.used = clock_;
   const auto positions = static_cast<std::size_t>(batch * width);
   for (auto* ids : {&call.ids, &call.positions, &call.cache_positions}) {
-    ids->resize(positions);
-    call.inputs.push_back(Value::of(TensorView{ids->data(), DType::i64, Shape{batch, width}}));
+    // With pictures on a grid a token has three positions.
+    const bool on_grid = ids == &call.positions && with_images && model->info().images->rows == 0;
+    ids->resize(positions * (on_grid ? 3 : 1));
+    const Shape shape = on_grid ? Shape{3, batch, width} : Shape{batch, width};
+    call.inputs.push_back(Value::of(TensorView{ids->data(), DType::i64, shape}));
   }
   for (std::int64_t k = width - keep; k < width; ++k) call.kept.push_back(k);
   call.inputs.push_back(Value::of(TensorView{call.kept.data(), DType::i64, Shape{keep}}));
+  if (with_images) {
+    const std::int64_t size = model->info().images->width;
+    call.features.resize(positions * static_cast<std::size_t>(size));
+    call.image_mask.resize(positions);
+    call.inputs.push_back(Value::of(TensorView{call.features.data(), DType::f32, Shape{batch, width, size}}));
+    call.inputs.push_back(Value::of(TensorView{call.image_mask.data(), DType::b8, Shape{batch, width}}));
+  }
   const std::int64_t vocabulary = model->info().vocab_size;
   const auto count = chain_ ? 0 : static_cast<std::size_t>(batch * keep * vocabulary);
   if (logits_.size() < count) logits_ = std::vector<float>(count);
@@ -199,22 +268,23 @@ std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std
   for (const Tokens row : rows)
     GRAFT_CHECK(InvalidArgument, std::ssize(row) <= width, "a run of ", width, " tokens per row got one of ",
                 row.size());
-  Call& call = call_for(std::ssize(rows), width, keep);
+  const bool with_images = see_images(sequences, rows, run_options);
+  Call& call = call_for(std::ssize(rows), width, keep, with_images);
+  std::ranges::fill(call.positions, 0);  // of padding
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const auto count = rows[r].size();
     const auto first = r * static_cast<std::size_t>(width);
     const auto begin = first + static_cast<std::size_t>(width) - count;
     std::fill(call.ids.begin() + static_cast<std::ptrdiff_t>(first),
               call.ids.begin() + static_cast<std::ptrdiff_t>(begin), 0);
-    std::fill(call.positions.begin() + static_cast<std::ptrdiff_t>(first),
-              call.positions.begin() + static_cast<std::ptrdiff_t>(begin), 0);
     std::fill(call.cache_positions.begin() + static_cast<std::ptrdiff_t>(first),
               call.cache_positions.begin() + static_cast<std::ptrdiff_t>(begin), kPadding);
     for (std::size_t i = 0; i < count; ++i) {
       call.ids[begin + i] = rows[r][i];
-      call.positions[begin + i] = call.cache_positions[begin + i] =
+      call.cache_positions[begin + i] =
           lengths_[static_cast<std::size_t>(sequences[r])] + static_cast<std::int64_t>(i);
     }
+    place(call, static_cast<std::size_t>(sequences[r]), r, begin, count);
   }
   RunOptions with_rows = run_options;
   with_rows.kv_rows = sequences;
@@ -224,7 +294,7 @@ std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std
   } else {
     call.outputs[0].tensor.data = logits_.data();
     try {
-      session.run_into(kMethod, call.inputs, call.outputs, with_rows);
+      session.run_into(with_images ? llm::kStepWithImages : kMethod, call.inputs, call.outputs, with_rows);
     } catch (const Unavailable&) {  // the caches were on a device, and are lost with it
       lose();
       throw;
@@ -309,6 +379,16 @@ void Decoder::Impl::truncate(std::size_t row, std::int64_t length) {
   session.kv_set_lengths(lengths_);
 }
 
+void Decoder::Impl::truncate_by_user(std::size_t row, std::int64_t length) {
+  const auto* images = row < images_.size() ? images_[row].prepared.get() : nullptr;
+  const bool without = images != nullptr && length <= images->begin;
+  GRAFT_CHECK(InvalidArgument, images == nullptr || without || length >= std::min(images->end, lengths_[row]), "sequence ",
+              row, " cannot go back to ", length, " tokens: there are pictures from ", images->begin, " to ",
+              images->end);
+  truncate(row, length);
+  if (without) images_[row] = {};
+}
+
 namespace {
 
 constexpr const char* kWhat = "Decoder";
@@ -378,6 +458,20 @@ void Decoder::score(Tokens tokens, const std::function<void(std::span<float>)>& 
   rethrow_typed();
 }
 
+void Decoder::score(const ImagePrompt& prompt, const std::function<void(std::span<float>)>& take,
+                    const RunOptions& options) try {
+  GRAFT_CHECK(InvalidArgument, take, "score() has nobody to hand the logits to");
+  const llm::Use use(impl_->in_use, kWhat, "score()");
+  llm::check_placeholders(impl_->model->info(), prompt.tokens, prompt.images.get());
+  impl_->ran_by_user = true;
+  impl_->truncate(0, 0);
+  impl_->place_images(0, prompt.images);
+  const Tokens tokens = prompt.tokens;
+  impl_->prefill({&tokens, 1}, take, options);
+} catch (...) {
+  rethrow_typed();
+}
+
 std::int64_t Decoder::length(std::size_t row) const try { return impl_->length(row); } catch (...) {
   rethrow_typed();
 }
@@ -392,7 +486,7 @@ std::int64_t Decoder::shortest(std::size_t row) try { return impl_->shortest(row
 
 void Decoder::truncate(std::size_t row, std::int64_t length) try {
   const llm::Use use(impl_->in_use, kWhat, "truncate()");
-  impl_->truncate(row, length);
+  impl_->truncate_by_user(row, length);
 } catch (...) {
   rethrow_typed();
 }

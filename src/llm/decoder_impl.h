@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "graft/llm.h"
+#include "llm/images.h"
 #include "llm/in_use.h"
 #include "stage/chain.h"
 #include "stage/first_stage.h"
@@ -26,6 +27,10 @@ class Decoder::Impl {
   // tokens are returned.
   std::span<float> prefill(std::span<const Tokens> rows, const std::function<void(std::span<float>)>& take,
                            const RunOptions& run_options);
+  // What callers may do: a sequence is not cut within its pictures, and what follows in their place is text.
+  void truncate_by_user(std::size_t row, std::int64_t length);
+  // The pictures of the tokens that a sequence begins with; null: none. Their features are made when they are read.
+  void place_images(std::size_t row, std::shared_ptr<const llm::PreparedImages> images);
   std::int64_t length(std::size_t row) const { return lengths_[row]; }
   std::int64_t shortest(std::size_t row);
   void truncate(std::size_t row, std::int64_t length);
@@ -46,8 +51,11 @@ class Decoder::Impl {
  private:
   struct Call {  // the buffers of runs of one size
     std::int64_t batch = 0, width = 0, keep = 0;
+    bool with_images = false;
     std::uint64_t used = 0;
     std::vector<std::int64_t> ids, positions, cache_positions, kept;
+    std::vector<float> features;           // [batch, width, ImagesInfo::width]
+    std::vector<std::uint8_t> image_mask;  // [batch, width]
     std::vector<Value> inputs, outputs;
   };
   void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& run_options);
@@ -55,10 +63,19 @@ class Decoder::Impl {
   std::span<float> run_stages(Call& call, std::span<const std::int64_t> sequences, const RunOptions& run_options);
   // After a stage or a device was lost: all sequences are empty.
   void lose() noexcept;
-  Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
+  Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep, bool with_images = false);
+  // Whether a run of these has tokens of pictures; makes the features that are missing.
+  bool see_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, const RunOptions& run_options);
+  // Of `count` tokens of a sequence, which stand from `at` on in the buffers of the call: positions and features.
+  void place(Call& call, std::size_t sequence, std::size_t row, std::size_t at, std::size_t count) const;
   void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;
 
+  struct Images {
+    std::shared_ptr<const llm::PreparedImages> prepared;  // null: none
+    std::vector<float> features;                          // [rows, width]; empty: not made yet, or not needed any more
+  };
   std::vector<std::int64_t> lengths_;  // tokens by row
+  std::vector<Images> images_;         // by row
   std::vector<std::int64_t> first_;
   std::vector<Call> calls_;
   std::vector<Tokens> chunks_;

@@ -20,14 +20,27 @@ class TextGenerator::Impl {
   Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
       : loop(std::move(model), options, llm::Loop::CallbackErrors::propagate) {}
 
-  std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts, const GenerationOptions& options,
+  using Images = std::vector<std::shared_ptr<const llm::PreparedImages>>;  // by prompt
+
+  std::vector<Generation> generate(std::span<const ImagePrompt> prompts, const GenerationOptions& options,
                                    const OnText& on_text, const CancelToken* cancel) {
+    std::vector<std::vector<std::int64_t>> tokens;
+    Images images;
+    for (const ImagePrompt& prompt : prompts) {
+      tokens.push_back(prompt.tokens);
+      images.push_back(prompt.images);
+    }
+    return generate(tokens, options, on_text, cancel, images);
+  }
+
+  std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts, const GenerationOptions& options,
+                                   const OnText& on_text, const CancelToken* cancel, const Images& images = {}) {
     const llm::Use use(loop.decoder().in_use, "TextGenerator", "generate()");
     const auto start = Clock::now();
     RunOptions run_options;
     run_options.cancel = cancel;
     const auto& encoder = loop.model().info().encoder;
-    if (!encoder || encoder->takes_features) return decode(prompts, options, on_text, run_options, start);
+    if (!encoder || encoder->takes_features) return decode(prompts, options, on_text, run_options, start, images);
     llm::check(options);
     loop.check_adapters(options, prompts.size());
     std::vector<const Adapter*> adapters;
@@ -47,12 +60,14 @@ class TextGenerator::Impl {
  private:
   // `prompts`: of the decoder. `start`: of the call.
   std::vector<Generation> decode(std::span<const std::vector<std::int64_t>> prompts, const GenerationOptions& options,
-                                 const OnText& on_text, const RunOptions& run_options, Clock::time_point start) {
+                                 const OnText& on_text, const RunOptions& run_options, Clock::time_point start,
+                                 const Images& images = {}) {
     loop.stats = {};
     const std::size_t rows = loop.rows().size();
     GRAFT_CHECK(InvalidArgument, !prompts.empty() && prompts.size() <= rows, "a batch of ", prompts.size(),
                 " prompts: the cache has ", rows, " rows");
-    for (const auto& prompt : prompts) loop.check(prompt, options, prompts.size());
+    for (std::size_t r = 0; r < prompts.size(); ++r)
+      loop.check(prompts[r], options, prompts.size(), images.empty() ? nullptr : images[r].get());
     loop.drafts = options.prompt_lookup_num_tokens;
     try {
       for (std::size_t r = 0; r < prompts.size(); ++r) {
@@ -61,7 +76,8 @@ class TextGenerator::Impl {
         auto sequence =
             std::make_unique<llm::Sequence>(loop.model(), prompts[r], options, options.seed + r,
                                             loop.decoder().options.length, std::move(show), RequestOptions(), r);
-        const std::int64_t reused = loop.reusable(r, prompts[r], sequence->cache_salt());
+        if (!images.empty()) sequence->set_images(images[r]);
+        const std::int64_t reused = loop.reusable(r, *sequence);
         loop.begin(std::move(sequence), r, reused);
       }
       loop.stats.prefill_seconds = seconds_since(start);
@@ -104,6 +120,20 @@ std::vector<Generation> TextGenerator::generate(std::span<const std::vector<std:
 
 Generation TextGenerator::generate(const std::vector<std::int64_t>& prompt, const GenerationOptions& options,
                                    const OnText& on_text, const CancelToken* cancel) try {
+  return std::move(generate({&prompt, 1}, options, on_text, cancel)[0]);
+} catch (...) {
+  rethrow_typed();
+}
+
+std::vector<Generation> TextGenerator::generate(std::span<const ImagePrompt> prompts, const GenerationOptions& options,
+                                                const OnText& on_text, const CancelToken* cancel) try {
+  return impl_->generate(prompts, options, on_text, cancel);
+} catch (...) {
+  rethrow_typed();
+}
+
+Generation TextGenerator::generate(const ImagePrompt& prompt, const GenerationOptions& options, const OnText& on_text,
+                                   const CancelToken* cancel) try {
   return std::move(generate({&prompt, 1}, options, on_text, cancel)[0]);
 } catch (...) {
   rethrow_typed();

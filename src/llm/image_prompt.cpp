@@ -155,8 +155,8 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
   return info;
 }
 
-ImagePrompt image_prompt(const LanguageModel& model, std::string_view prompt, std::span<const Image> images,
-                         bool add_special) {
+ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::span<const Image> images,
+                    bool add_special) {
   const auto& info = model.info().images;
   if (!info) {
     GRAFT_CHECK(InvalidArgument, images.empty(), model.info().architecture,

@@ -29,7 +29,7 @@ std::vector<Value> inputs_of(const image::Patches& patches) {
   std::vector<Value> out = {Value::of(view(patches.pixels, per_patch(patch))),
                             Value::of(view(patches.positions, per_patch(2)))};
   if (!patches.valid.empty())
-    out.push_back(Value::of(TensorView{const_cast<std::uint8_t*>(patches.valid.data()), DType::boolean,
+    out.push_back(Value::of(TensorView{const_cast<std::uint8_t*>(patches.valid.data()), DType::b8,
                                        Shape{patches.groups, patches.group}}));
   if (!patches.table_rows.empty()) {
     out.push_back(Value::of(view(patches.table_rows, per_patch(4))));
@@ -51,7 +51,7 @@ void check_image_methods(const Program& program, const ImagesInfo& info) {
     std::size_t next = 2;
     good = good && in.size() == 2u + (patches->window > 0) + (patches->table > 0 ? 2 : 0) &&
            is_tensor(in[0], DType::f32, {-1, group, size}) && is_tensor(in[1], DType::i64, {-1, group, 2});
-    if (good && patches->window > 0) good = is_tensor(in[next++], DType::boolean, {-1, group});
+    if (good && patches->window > 0) good = is_tensor(in[next++], DType::b8, {-1, group});
     if (good && patches->table > 0)
       good = is_tensor(in[next], DType::i64, {-1, group, 4}) && is_tensor(in[next + 1], DType::f32, {-1, group, 4});
   } else {
@@ -66,7 +66,7 @@ void check_image_methods(const Program& program, const ImagesInfo& info) {
          step.inputs[1].dims.size() == axes && step.inputs[1].dtype == DType::i64 &&
          is_tensor(step.inputs[2], DType::i64, {-1, -1}) && is_tensor(step.inputs[3], DType::i64, {-1}) &&
          is_tensor(step.inputs[4], DType::f32, {-1, -1, info.width}) &&
-         is_tensor(step.inputs[5], DType::boolean, {-1, -1}) && step.outputs.size() == 1 &&
+         is_tensor(step.inputs[5], DType::b8, {-1, -1}) && step.outputs.size() == 1 &&
          is_tensor(step.outputs[0], DType::f32, {-1, -1, -1});
   GRAFT_CHECK(InvalidArgument, good, "method '", kStepWithImages, "' is no decoder with pictures: expected the inputs of ",
               "'step', image_features [B, T, ", info.width, "] and image_mask [B, T]");

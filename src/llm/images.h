@@ -34,8 +34,8 @@ struct PreparedImages {
 ImagesInfo parse_images(const Json& json, std::int64_t vocabulary);
 // What Decoder relies on: methods of such inputs. Throws InvalidArgument.
 void check_image_methods(const Program& program, const ImagesInfo& info);
-ImagePrompt image_prompt(const LanguageModel& model, std::string_view prompt, std::span<const Image> images,
-                         bool add_special);
+ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::span<const Image> images,
+                    bool add_special);
 // Throws InvalidArgument for placeholders without pictures, or for tokens that are not those of the pictures.
 void check_placeholders(const LanguageModelInfo& info, std::span<const std::int64_t> tokens,
                         const PreparedImages* images);

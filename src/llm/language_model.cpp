@@ -6,6 +6,7 @@
 #include "base/rethrow.h"
 #include "base/utf8.h"
 #include "graft/llm.h"
+#include "llm/images.h"
 #include "llm/sampler.h"
 #include "load/program_impl.h"
 #include "package/container.h"
@@ -83,6 +84,8 @@ LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
       if (const auto speech = found->find("speech"); speech != found->end())
         info.encoder->speech = parse_speech(*speech, info.vocab_size);
     }
+    if (const auto found = json.find("images"); found != json.end())
+      info.images = llm::parse_images(*found, info.vocab_size);
     if (const auto found = json.find("generation"); found != json.end()) {
       GenerationOptions& options = info.generation;
       options.max_new_tokens = found->value("max_new_tokens", options.max_new_tokens);
@@ -123,6 +126,7 @@ void check_method(const Program& program, const LanguageModelInfo& info) {
               info.vocab_size, " tokens");
   GRAFT_CHECK(InvalidArgument, info.context_length >= 1, "the context of a language model is at least 1, got ",
               info.context_length);
+  if (info.images) llm::check_image_methods(program, *info.images);
 }
 
 }  // namespace
@@ -174,6 +178,9 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
   if (own_methods.methods.empty()) {
     own_methods.methods.emplace_back(kMethod);
     if (info.encoder) own_methods.methods.emplace_back(kEncodeMethod);
+    if (info.images)
+      for (const std::string_view method : {llm::kEncodeImage, llm::kStepWithImages})
+        own_methods.methods.emplace_back(method);
   }
   // What leaves load() and is no Error is of on_phase.
   std::shared_ptr<const Program> program = call_back([&] { return Program::load(path, own_methods); });
@@ -226,6 +233,13 @@ std::vector<std::int64_t> LanguageModel::encode(std::string_view prompt, bool ad
     return {impl_->info.bos_token_ids.front()};
   }
   return tokenizer()->encode(prompt, {.add_special = add_special});
+} catch (...) {
+  rethrow_typed();
+}
+
+ImagePrompt LanguageModel::encode_with_images(std::string_view prompt, std::span<const Image> images,
+                                              bool add_special) const try {
+  return llm::encoded(*this, prompt, images, add_special);
 } catch (...) {
   rethrow_typed();
 }

@@ -56,7 +56,8 @@ void Loop::check_drafts(std::int64_t tokens) const {
               "; a model with recurrent states cannot take drafts back");
 }
 
-void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch) const {
+void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch,
+                 const PreparedImages* images) const {
   const std::int64_t capacity = decoder().options.length, vocabulary = model().info().vocab_size;
   llm::check(options);
   check_adapters(options, batch);
@@ -69,12 +70,14 @@ void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& 
   for (const std::int64_t id : prompt)
     GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id,
                 " of the prompt is not in the vocabulary of ", vocabulary, " tokens");
+  check_placeholders(model().info(), prompt, images);
 }
 
-std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> prompt, std::uint64_t cache_salt) {
+std::int64_t Loop::reusable(std::size_t row, const Sequence& sequence) {
+  const auto prompt = Tokens(sequence.keys()).first(static_cast<std::size_t>(sequence.prompt_tokens()));
   if (std::exchange(decoder().ran_by_user, false))
     for (auto& tokens : cached_) tokens.clear();
-  if (cached_salts_[row] != cache_salt || std::ssize(cached_[row]) < decoder().length(row)) return 0;
+  if (cached_salts_[row] != sequence.cache_salt() || std::ssize(cached_[row]) < decoder().length(row)) return 0;
   const Tokens held = Tokens(cached_[row]).first(static_cast<std::size_t>(decoder().length(row)));
   const auto common = std::ranges::mismatch(held, prompt).in1 - held.begin();
   const std::int64_t same = std::min<std::int64_t>(common, std::ssize(prompt) - 1);
@@ -83,7 +86,7 @@ std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> promp
 
 std::int64_t Loop::restore(PrefixCache& cache, std::size_t row, const Sequence& sequence, std::int64_t reusable) {
   // Never the whole prompt, as above.
-  const auto prompt = Tokens(sequence.tokens()).first(static_cast<std::size_t>(sequence.prompt_tokens()) - 1);
+  const auto prompt = Tokens(sequence.keys()).first(static_cast<std::size_t>(sequence.prompt_tokens()) - 1);
   const std::int64_t found = cache.find(prompt, sequence.cache_salt());
   if (found <= reusable) return reusable;
   std::int64_t from = reusable / PrefixCache::kBlock * PrefixCache::kBlock;
@@ -98,6 +101,7 @@ std::int64_t Loop::restore(PrefixCache& cache, std::size_t row, const Sequence& 
 void Loop::begin(std::unique_ptr<Sequence>&& sequence, std::size_t row, std::int64_t reused) {
   decoder().truncate(row, reused);
   cached_[row].clear();
+  decoder().place_images(row, sequence->images());
   sequence->reused = reused;
   stats.prompt_tokens += sequence->prompt_tokens();
   stats.reused_tokens += reused;
@@ -187,7 +191,7 @@ void Loop::step(std::size_t batch, const RunOptions& options) {
 std::unique_ptr<Sequence> Loop::leave(std::size_t row, FinishReason reason) {
   Sequence& sequence = *rows_[row];
   if (!sequence.done()) guarded(sequence, [&] { sequence.end(reason); });
-  cached_[row] = sequence.release_tokens();
+  cached_[row] = sequence.release_keys();
   cached_salts_[row] = sequence.cache_salt();
   return std::move(rows_[row]);
 }

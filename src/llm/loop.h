@@ -28,7 +28,9 @@ class Loop {
   // Throws InvalidArgument for a prompt that has no tokens, too many, or one outside the vocabulary, and for options
   // that make no sense or drafts that do not fit the cache.
   // `batch`: of prompts with these options.
-  void check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch = 1) const;
+  // `images`: of the prompt; null: none.
+  void check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch = 1,
+             const PreparedImages* images = nullptr) const;
   // Throws Unsupported for drafts of a model whose tokens cannot be taken back.
   void check_drafts(std::int64_t tokens) const;
   // Throws InvalidArgument for adapters of another program and for another number of them than one or the batch's,
@@ -37,7 +39,7 @@ class Loop {
 
   // The length of the prompt's prefix that a free row holds and can continue. Never the whole prompt: the logits of its
   // last token are needed.
-  std::int64_t reusable(std::size_t row, std::span<const std::int64_t> prompt, std::uint64_t cache_salt = 0);
+  std::int64_t reusable(std::size_t row, const Sequence& sequence);
   // Fills a free row from the prefix cache where that has more of the prompt than the row, which holds `reusable`
   // tokens of it. Returns how many it then holds.
   std::int64_t restore(PrefixCache& cache, std::size_t row, const Sequence& sequence, std::int64_t reusable);
@@ -92,7 +94,7 @@ class Loop {
   Decoder decoder_;
   CallbackErrors errors_;
   std::vector<std::unique_ptr<Sequence>> rows_;
-  std::vector<std::vector<std::int64_t>> cached_;  // by free row: the tokens that it holds
+  std::vector<std::vector<std::int64_t>> cached_;  // by free row: the keys of the tokens that it holds
   std::vector<std::uint64_t> cached_salts_;        // of these: Sequence::cache_salt
   std::vector<std::int64_t> run_rows_;             // of a step
   std::vector<Decoder::Tokens> feeds_;

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/rethrow.h"
+#include "llm/images.h"
 #include "llm/lookup.h"
 
 namespace graft::llm {
@@ -56,6 +57,14 @@ Sequence::Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt,
     if (has_text(id)) text_->add(id);
 }
 
+void Sequence::set_images(std::shared_ptr<const PreparedImages> images) {
+  if (images) {
+    keys_.reserve(tokens_.capacity());
+    keys_ = images->keys;
+  }
+  images_ = std::move(images);
+}
+
 bool Sequence::has_text(std::int64_t id) const {
   if (id >= model_.tokenizer()->size()) return false;  // a model may have more ids than its tokenizer
   const auto& kept = options_.kept_special_token_ids;
@@ -88,6 +97,7 @@ std::int64_t Sequence::take(std::span<float> logits) {
   if (logprobs_.wanted()) logprobs_.add(model_logits_.empty() ? logits : std::span<float>(model_logits_), id);
   result_.tokens.push_back(id);
   tokens_.push_back(id);
+  if (images_) keys_.push_back(id);
   sampler_.see({&id, 1});
   sampler_.count_generated(id);
   if (text_ && has_text(id)) show(text_->add(id));

@@ -27,6 +27,11 @@ class Sequence {
   Sequence& operator=(const Sequence&) = delete;
 
   const std::vector<std::int64_t>& tokens() const { return tokens_; }  // the prompt and the new ones
+  // By which cached ones are compared: tokens, and of pictures numbers that differ by what is seen.
+  const std::vector<std::int64_t>& keys() const { return images_ ? keys_ : tokens_; }
+  // Of the prompt, from the beginning on; null: none.
+  void set_images(std::shared_ptr<const PreparedImages> images);
+  const std::shared_ptr<const PreparedImages>& images() const { return images_; }
   std::int64_t prompt_tokens() const { return prompt_tokens_; }
   bool done() const { return done_; }
   Generation& result() { return result_; }
@@ -36,8 +41,8 @@ class Sequence {
   const Adapter* adapter() const { return adapter_.get(); }
   // Differs by adapter too: keys and values of one are of no use to another.
   std::uint64_t cache_salt() const { return cache_salt_; }
-  // Moves the tokens out, to remember what the cache holds after the end.
-  std::vector<std::int64_t> release_tokens() { return std::move(tokens_); }
+  // Moves the keys out, to remember what the cache holds after the end.
+  std::vector<std::int64_t> release_keys() { return std::move(images_ ? keys_ : tokens_); }
 
   // The input of the next run: the last token and a draft of the next ones; empty when done.
   const std::vector<std::int64_t>& next_feed();
@@ -68,6 +73,8 @@ class Sequence {
   std::int64_t capacity_;
   std::vector<std::int64_t> tokens_;
   std::int64_t prompt_tokens_;
+  std::shared_ptr<const PreparedImages> images_;
+  std::vector<std::int64_t> keys_;  // where there are pictures
   OnText on_text_;
   Sampler sampler_;
   Logprobs logprobs_, prompt_logprobs_;

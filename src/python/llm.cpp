@@ -6,9 +6,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <cstring>
 #include <optional>
 #include <utility>
 
+#include "llm/images.h"
 #include "python/adapters.h"
 #include "python/bytes.h"
 
@@ -55,7 +57,60 @@ GenerationOptions options_of(const nb::dict& settings, const LanguageModelInfo& 
   return options;
 }
 
-nb::list generate(TextGenerator& generator, const std::vector<Ids>& prompts, const nb::dict& settings,
+// [(pixels [H, W, 3] in u8, H, W), ...]
+std::vector<Image> images_of(const nb::list& list) {
+  std::vector<Image> out;
+  for (const nb::handle entry : list) {
+    const auto one = nb::cast<nb::tuple>(entry);
+    const auto pixels = nb::cast<nb::bytes>(one[0]);
+    const auto* const from = reinterpret_cast<const std::uint8_t*>(pixels.c_str());
+    out.push_back({nb::cast<std::int64_t>(one[1]), nb::cast<std::int64_t>(one[2]), {from, from + pixels.size()}});
+  }
+  return out;
+}
+
+// [(role, [(text, whether it is the place of a picture), ...]), ...]
+std::vector<ChatMessage> messages_of(const nb::list& list) {
+  std::vector<ChatMessage> out;
+  for (const nb::handle entry : list) {
+    const auto message = nb::cast<nb::tuple>(entry);
+    ChatMessage& one = out.emplace_back(ChatMessage{nb::cast<std::string>(message[0]), {}});
+    for (const nb::handle part : nb::cast<nb::list>(message[1])) {
+      const auto pair = nb::cast<nb::tuple>(part);
+      one.parts.push_back({nb::cast<std::string>(pair[0]), nb::cast<bool>(pair[1])});
+    }
+  }
+  return out;
+}
+
+// Of a picture of a prompt, what the tower takes, in the order of its inputs: (dtype, sizes, bytes).
+nb::list prepared_of(const ImagePrompt& prompt, std::size_t index) {
+  const auto& one = prompt.images->images.at(index);
+  nb::list out;
+  const auto add = [&](const char* dtype, const std::vector<std::int64_t>& sizes, const auto& data) {
+    out.append(nb::make_tuple(dtype, sizes,
+                              nb::bytes(reinterpret_cast<const char*>(data.data()), data.size() * sizeof(data[0]))));
+  };
+  const image::Patches& patches = one.patches;
+  if (patches.groups == 0) {
+    add("float32", {std::ssize(one.pixels) / (3 * one.height * one.width), 3, one.height, one.width}, one.pixels);
+    return out;
+  }
+  const auto per_patch = [&](const auto& data) {
+    return std::vector<std::int64_t>{patches.groups, patches.group,
+                                     std::ssize(data) / (patches.groups * patches.group)};
+  };
+  add("float32", per_patch(patches.pixels), patches.pixels);
+  add("int64", per_patch(patches.positions), patches.positions);
+  if (!patches.valid.empty()) add("bool", {patches.groups, patches.group}, patches.valid);
+  if (!patches.table_rows.empty()) {
+    add("int64", per_patch(patches.table_rows), patches.table_rows);
+    add("float32", per_patch(patches.table_weights), patches.table_weights);
+  }
+  return out;
+}
+
+nb::list generate(TextGenerator& generator, const std::vector<ImagePrompt>& prompts, const nb::dict& settings,
                   const nb::object& on_text, const CancelToken* cancel) {
   const GenerationOptions options = options_of(settings, generator.decoder().model().info());
   TextGenerator::OnText show;
@@ -75,7 +130,7 @@ nb::list generate(TextGenerator& generator, const std::vector<Ids>& prompts, con
   return out;
 }
 
-std::uint64_t submit(BatchGenerator& batch, const Ids& prompt, const nb::dict& settings, const nb::object& on_text) {
+std::uint64_t submit(BatchGenerator& batch, const ImagePrompt& prompt, const nb::dict& settings, const nb::object& on_text) {
   const GenerationOptions options = options_of(settings, batch.decoder().model().info());
   BatchGenerator::OnText show;
   if (!on_text.is_none()) {
@@ -89,7 +144,7 @@ std::uint64_t submit(BatchGenerator& batch, const Ids& prompt, const nb::dict& s
       (*function)(bytes_of(text));
     };
   }
-  return batch.submit(prompt, options, std::move(show));
+  return batch.submit(prompt, options, {}, std::move(show));
 }
 
 nb::dict to_dict(const GenerationStats& stats) {
@@ -108,6 +163,16 @@ nb::dict to_dict(const GenerationStats& stats) {
 }  // namespace
 
 void bind_llm(nb::module_& m) {
+  nb::class_<ImagePrompt>(m, "ImagePrompt")
+      .def(
+          "__init__", [](ImagePrompt* self, Ids tokens) { new (self) ImagePrompt{std::move(tokens), {}}; },
+          nb::arg("tokens"))
+      .def_ro("tokens", &ImagePrompt::tokens)
+      .def_prop_ro("images", [](const ImagePrompt& prompt) { return prompt.images ? prompt.images->images.size() : 0; })
+      .def("prepared", &prepared_of)
+      // Which row of the tower's output each row of a picture's features is; none: they are in order.
+      .def("order", [](const ImagePrompt& prompt, std::size_t i) { return prompt.images->images.at(i).patches.order; })
+      .def_prop_ro("positions", [](const ImagePrompt& prompt) { return prompt.images ? prompt.images->positions : Ids(); });
   nb::class_<LanguageModel>(m, "LanguageModel")
       .def_static(
           "load",
@@ -147,6 +212,19 @@ void bind_llm(nb::module_& m) {
              for (const auto& message : messages) list.push_back({message.at(0), message.at(1)});
              return model.encode(chat_prompt(model, list), false);
            })
+      .def("image_prompt",
+           [](const LanguageModel& model, const nb::bytes& text, const nb::list& images) {
+             const std::vector<Image> pictures = images_of(images);
+             const nb::gil_scoped_release release;
+             return image_prompt(model, {text.c_str(), text.size()}, pictures);
+           })
+      .def("chat_image_prompt",
+           [](const LanguageModel& model, const nb::list& messages, const nb::list& images) {
+             const std::vector<Image> pictures = images_of(images);
+             const std::vector<ChatMessage> list = messages_of(messages);
+             const nb::gil_scoped_release release;
+             return model.encode_with_images(chat_prompt(model, list), pictures, false);
+           })
       .def_prop_ro("vocab_size", [](const LanguageModel& model) { return model.info().vocab_size; })
       .def_prop_ro("context_length", [](const LanguageModel& model) { return model.info().context_length; })
       .def_prop_ro("eos_token_ids", [](const LanguageModel& model) { return model.info().eos_token_ids; });
@@ -183,7 +261,7 @@ void bind_llm(nb::module_& m) {
       .def("plans", [](TextGenerator& generator) { return generator.decoder().session().counters().graphs_built; })
       .def(
           "logits",
-          [](TextGenerator& generator, const Ids& ids, const nb::list& adapters) {
+          [](TextGenerator& generator, const ImagePrompt& prompt, const nb::list& adapters) {
             std::vector<float> all;
             Decoder& decoder = generator.decoder();
             std::vector<const Adapter*> rows;
@@ -195,12 +273,12 @@ void bind_llm(nb::module_& m) {
               const nb::gil_scoped_release release;
               const auto take = [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); };
               decoder.truncate(0, 0);
-              decoder.score(ids, take, options);
+              decoder.score(prompt, take, options);
               decoder.truncate(0, 0);
             }
             return bytes_of(std::span<const float>(all));
           },
-          nb::arg("ids"), nb::arg("adapters") = nb::list());
+          nb::arg("prompt"), nb::arg("adapters") = nb::list());
 
   nb::class_<BatchGenerator>(m, "BatchGenerator")
       .def(

@@ -199,7 +199,7 @@ class Manager:
                     f"expected at most {self._length} tokens of prompt and text, found {tokens}; graft.compile's max_length "
                     "and workload_hints say how many there is room for"
                 )
-            request.number = self._generator.submit(output.prompt_ids, request.settings, None)
+            request.number = self._generator.submit(_C.ImagePrompt(output.prompt_ids), request.settings, None)
         except Error as e:
             self._end(request, str(e))
         output.status = RequestStatus.PREFILLING

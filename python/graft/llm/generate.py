@@ -13,6 +13,7 @@ import numpy as np
 from graft import _C
 from graft.adapters import Adapters, Choice, rank_for
 from graft.runtime import arrays
+from graft.vision import Picture, pixels_of
 
 if TYPE_CHECKING:
     from graft.runtime.model import Array
@@ -102,21 +103,25 @@ class TextGenerator(_Generator):
 
     def generate(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
         *,
+        images: Sequence[Picture] = (),
         on_text: Callable[[str], None] | None = None,
         cancel: _C.CancelToken | None = None,
         adapter: str | None = None,
         **settings: Any,
     ) -> Generation:
-        """Generates from one prompt: a string, token ids, or chat messages ({"role": ..., "content": ...}). on_text:
-        called with new text as it comes. adapter: name of one of `adapters`. settings: max_new_tokens, temperature, top_k, top_p, min_p,
+        """Generates from one prompt: a string, token ids, or chat messages ({"role": ..., "content": ...}). images: of a
+        model that takes them, files of PNG, JPEG or BMP, or pixels [H, W, 3] in u8, in the order of their places: of a
+        string the model's token for pictures (<image>, ...), of messages the parts {"type": "image"} of a content that is
+        a list. A string without places becomes a message that begins with the pictures. on_text: called with new text as
+        it comes. adapter: name of one of `adapters`. settings: max_new_tokens, temperature, top_k, top_p, min_p,
         repetition_penalty, seed, ignore_eos, eos_token_ids, stop_strings, skip_special_tokens,
         prompt_lookup_num_tokens, max_matching_ngram_size, do_sample, as in Hugging Face's GenerationConfig; a
         temperature of 0 is greedy. Defaults are those of the model's generation_config.json, else greedy.
         """
         show = None if on_text is None else lambda _, text: on_text(_str(text))
-        return self._run([_ids(self.model, prompt)], self._settings(settings, adapter), show, cancel)[0]
+        return self._run([_prompt(self.model, prompt, images)], self._settings(settings, adapter), show, cancel)[0]
 
     def generate_batch(
         self,
@@ -128,8 +133,8 @@ class TextGenerator(_Generator):
     ) -> list[Generation]:
         """One generation per prompt, computed as a batch. At most `rows` prompts. adapter: name of one of `adapters` for
         all of them, or a name or None for each."""
-        ids = [_ids(self.model, prompt) for prompt in prompts]
-        return self._run(ids, self._settings(settings, adapter), None, cancel)
+        made = [_prompt(self.model, prompt) for prompt in prompts]
+        return self._run(made, self._settings(settings, adapter), None, cancel)
 
     def generate_from_features(
         self, features: Array, *, cancel: _C.CancelToken | None = None, **settings: Any
@@ -137,14 +142,21 @@ class TextGenerator(_Generator):
         """One generation per input of a model whose encoder takes features (Whisper): f32 [batch, mels, frames]."""
         plain = _as_f32(features)
         begin = self._generator.encode_features(plain.tobytes(), list(plain.shape))
-        return self._run([list(begin) for _ in range(plain.shape[0])], settings, None, cancel)
+        return self._run([_C.ImagePrompt(list(begin)) for _ in range(plain.shape[0])], settings, None, cancel)
 
-    def logits(self, ids: Sequence[int], *, adapter: str | None = None) -> Array:
-        """Those of every token [len(ids), vocabulary], f32: a torch tensor in a program that has imported torch, else a
-        numpy array."""
-        return _of_f32(self._generator.logits(list(ids), self.adapters.chosen(adapter))).reshape(len(ids), -1)
+    def logits(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        *,
+        images: Sequence[Picture] = (),
+        adapter: str | None = None,
+    ) -> Array:
+        """Those of every token of a prompt, as `generate` takes it, [tokens, vocabulary] in f32: a torch tensor in a
+        program that has imported torch, else a numpy array."""
+        made = _prompt(self.model, prompt, images)
+        return _of_f32(self._generator.logits(made, self.adapters.chosen(adapter))).reshape(len(made.tokens), -1)
 
-    def _run(self, prompts: list[list[int]], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
+    def _run(self, prompts: list[Any], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
         results = self._generator.generate(prompts, settings, show, cancel)
         return [Generation(_str(text), tokens, reason) for tokens, text, reason in results]
 
@@ -179,16 +191,17 @@ class BatchGenerator(_Generator):
 
     def submit(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
         *,
+        images: Sequence[Picture] = (),
         on_text: Callable[[str], None] | None = None,
         adapter: str | None = None,
         **settings: Any,
     ) -> int:
-        """Queues a request; prompt, adapter and settings as in TextGenerator.generate. Returns its number. An exception
+        """Queues a request; prompt, images, adapter and settings as in TextGenerator.generate. Returns its number. An exception
         from on_text ends the request and is raised by step()."""
         show = None if on_text is None else lambda text: on_text(_str(text))
-        return self._generator.submit(_ids(self.model, prompt), self._settings(settings, adapter), show)
+        return self._generator.submit(_prompt(self.model, prompt, images), self._settings(settings, adapter), show)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
         """Computes a chunk of one prompt or a token of every sequence that has begun, in turn where there is both. False
@@ -222,12 +235,27 @@ def _str(text: bytes) -> str:
     return text.decode(errors="replace")
 
 
-def _ids(model: Any, prompt: Any) -> list[int]:
+def _prompt(model: Any, prompt: Any, images: Sequence[Picture] = ()) -> Any:
+    pictures = [pixels_of(image) for image in images]
     if isinstance(prompt, str):
-        return model.encode(codecs.encode(prompt, "utf-8"))
+        return model.image_prompt(codecs.encode(prompt, "utf-8"), pictures)
     if prompt and isinstance(prompt[0], Mapping):
-        return model.chat_prompt([[message["role"], message["content"]] for message in prompt])
-    return list(prompt)
+        if not pictures and all(isinstance(message["content"], str) for message in prompt):
+            return _C.ImagePrompt(model.chat_prompt([[message["role"], message["content"]] for message in prompt]))
+        return model.chat_image_prompt([(message["role"], _parts(message["content"])) for message in prompt], pictures)
+    if pictures:
+        raise ValueError("expected a string or chat messages with images, found token ids")
+    return _C.ImagePrompt(list(prompt))
+
+
+def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """Of a message: (text, whether it is the place of a picture)."""
+    if isinstance(content, str):
+        return [(content, False)]
+    for part in content:
+        if part["type"] not in ("text", "image"):
+            raise ValueError(f"expected parts of type 'text' or 'image', found {part['type']!r}")
+    return [("", True) if part["type"] == "image" else (part["text"], False) for part in content]
 
 
 def _as_f32(array: Array) -> np.ndarray:

@@ -241,7 +241,6 @@ def attends(config: Any) -> bool:
 
 def check_layers(program: ExportedProgram, config: Any) -> None:
     """Each layer attends through graft's operator, once, and recurs through one, where its kind does."""
-
     kinds = _kinds_of_layers(config)
 
     def layers(*targets: Any) -> list[int]:
