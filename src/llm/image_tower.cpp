@@ -76,8 +76,9 @@ std::vector<float> encode_images(Session& session, const ImagesInfo& info, const
                                  const RunOptions& options) {
   std::vector<float> out(static_cast<std::size_t>(images.rows * info.width));
   float* to = out.data();
+  std::vector<Value> found;  // has the memory of the features
   const auto run = [&](std::span<const Value> inputs, std::int64_t rows) {
-    const std::vector<Value> found = session.run(kEncodeImage, inputs, options);
+    found = session.run(kEncodeImage, inputs, options);
     const TensorView& features = found[0].tensor;
     GRAFT_CHECK(InvalidProgram, features.shape == Shape({rows, info.width}), "method '", kEncodeImage,
                 "' gave features ", features.shape.str(), ", [", rows, ", ", info.width, "] were expected");

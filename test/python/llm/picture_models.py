@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import tokenizers
 import torch
 import transformers
@@ -194,7 +195,8 @@ class Processor:
 
     def prepared(self, pictures: list[np.ndarray]) -> dict[str, torch.Tensor]:
         more = {"return_row_col_info": True} if self.config.model_type in ("idefics3", "smolvlm") else {}
-        nested = [pictures] if more else pictures
+        files = [PIL.Image.fromarray(image) for image in pictures]  # of arrays it guesses what the channels are
+        nested = [files] if more else files
         return dict(self.images(images=nested, return_tensors="pt", **more)) if pictures else {}
 
     def __call__(self, text: str, pictures: list[np.ndarray]) -> dict[str, torch.Tensor]:
