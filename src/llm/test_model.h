@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <random>
 
 #include "graft/llm.h"
@@ -19,6 +20,18 @@ struct SmallLanguageModel {
                               std::int64_t context = kContext, std::int64_t adapter_rank = 0) {
     LoadOptions load;
     load.max_adapter_rank = adapter_rank;
+    decode(graph, seed, sharpness, context);
+    LanguageModelInfo info;
+    info.architecture = "Small";
+    info.vocab_size = kVocabulary;
+    info.context_length = context;
+    info.eos_token_ids = std::move(eos);
+    model = std::make_shared<const LanguageModel>(graph.build(load), info, nullptr);
+  }
+
+  // `with_images`: step_with_images instead of step.
+  static void decode(GraphBuilder& graph, unsigned seed, double sharpness, std::int64_t context,
+                     bool with_images = false) {
     const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, context, "t"), k = dynamic(1, context, "k");
     const ir::Dim c = fixed(kSize), one = fixed(1), v = fixed(kVocabulary);
     const auto ids = graph.input("input_ids", DType::i64, {b, t});
@@ -37,10 +50,18 @@ struct SmallLanguageModel {
     };
     const auto tokens = graph.weight("tokens", numbers(kVocabulary * kSize, seed), {kVocabulary, kSize});
     const auto places = graph.weight("places", numbers(context * kSize, seed + 1), {context, kSize});
-    const auto x =
-        graph.node("aten.add.Tensor",
-                   {{"self", of(embed(tokens, ids))}, {"other", of(embed(places, positions))}, {"alpha", of_int(1)}},
-                   DType::f32, {b, t, c});
+    ir::ValueId words = embed(tokens, ids);
+    if (with_images) {
+      const auto features = graph.input("image_features", DType::f32, {b, t, c});
+      const auto mask = graph.input("image_mask", DType::b8, {b, t});
+      const auto wide =
+          graph.node("aten.unsqueeze.default", {{"self", of(mask)}, {"dim", of_int(2)}}, DType::b8, {b, t, one});
+      words = graph.node("aten.where.self", {{"condition", of(wide)}, {"self", of(features)}, {"other", of(words)}},
+                         DType::f32, {b, t, c});
+    }
+    const auto x = graph.node(
+        "aten.add.Tensor", {{"self", of(words)}, {"other", of(embed(places, positions))}, {"alpha", of_int(1)}},
+        DType::f32, {b, t, c});
     const auto heads =
         graph.node("aten.unsqueeze.default", {{"self", of(x)}, {"dim", of_int(1)}}, DType::f32, {b, one, t, c});
     const auto attended = graph.node("graft.attention.default",
@@ -64,12 +85,6 @@ struct SmallLanguageModel {
     const auto head = graph.weight("head", numbers(kVocabulary * kSize, seed + 2), {kVocabulary, kSize});
     graph.output(graph.node("aten.linear.default", {{"input", of(kept)}, {"weight", of(head)}, {"bias", of_none()}},
                             DType::f32, {b, k, v}));
-    LanguageModelInfo info;
-    info.architecture = "Small";
-    info.vocab_size = kVocabulary;
-    info.context_length = context;
-    info.eos_token_ids = std::move(eos);
-    model = std::make_shared<const LanguageModel>(graph.build(load), info, nullptr);
   }
 
   // The same with a tokenizer of the words "0t", "1t", ...
@@ -112,7 +127,50 @@ struct SmallSpeechModel : SmallLanguageModel {
     encoder.output(encoder.node("aten.abs.default", {{"self", ir::Arg::of_value(features)}}, DType::f32, sizes));
     LanguageModelInfo model_info = model->info();
     model_info.encoder = EncoderInfo{true, info.frames / 2, {7}, info};
-    speech = std::make_shared<const LanguageModel>(graph.build_with(encoder), model_info, with_words()->tokenizer());
+    speech = std::make_shared<const LanguageModel>(graph.build_with({&encoder}), model_info, with_words()->tokenizer());
+  }
+};
+
+// The same as a model of pictures and text. A picture of 4 x 4 pixels is kRows tokens, whose features are its pixels.
+struct SmallPictureModel : SmallLanguageModel {
+  static constexpr std::int64_t kSide = 4, kRows = 3, kImage = kVocabulary - 1;
+  std::shared_ptr<const LanguageModel> pictures;
+
+  explicit SmallPictureModel(const std::function<void(ImagesInfo&)>& change = {}) {
+    GraphBuilder step("step_with_images"), tower("encode_image");
+    decode(step, 1, 0.5, kContext, true);
+    const auto pixels = tower.input("pixel_values", DType::f32, {fixed(1), fixed(3), fixed(kSide), fixed(kSide)});
+    tower.output(tower.node("aten.view.default",
+                            {{"self", ir::Arg::of_value(pixels)}, {"size", of_ints({kRows, kSize})}}, DType::f32,
+                            {fixed(kRows), fixed(kSize)}));
+    ImagesInfo images;
+    ImageProcessing processing;
+    processing.size = ImageProcessing::Size{kSide, kSide};
+    processing.rescale_factor = 1.0 / 128;
+    images.processing = processing;
+    images.token = images.place = "<image>";
+    images.token_id = kImage;
+    images.rows = kRows;
+    images.width = kSize;
+    if (change) change(images);
+    LanguageModelInfo info = model->info();
+    info.images = images;
+    std::string words;
+    for (std::int64_t i = 0; i < kImage; ++i) words += "\"" + std::to_string(i) + "t\": " + std::to_string(i) + ", ";
+    const auto tokenizer = Tokenizer::from_json(
+        R"({"pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [{"id": )" + std::to_string(kImage) +
+        R"(, "content": "<image>", "special": true, "normalized": false}], "model": {"type": "WordLevel",
+           "unk_token": "0t", "vocab": {)" + words + R"("<image>": )" + std::to_string(kImage) + "}}}",
+        R"({"chat_template": "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %} <image> )"
+        R"({% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %} 9t"})");
+    pictures = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info, tokenizer);
+  }
+
+  static Image picture(std::int64_t height, std::int64_t width, unsigned seed) {
+    std::mt19937 rng(seed);
+    Image out{height, width, {}};
+    for (std::int64_t i = 0; i < height * width * 3; ++i) out.pixels.push_back(static_cast<std::uint8_t>(rng() % 256));
+    return out;
   }
 };
 

@@ -134,11 +134,13 @@ class GraphBuilder {
     const auto again = [this](std::size_t) { return program_; };
     return Internal::program(build_program({program_}, finder(), again, options, "test"));
   }
-  // With another builder's method, which has no weights, besides.
-  std::shared_ptr<const Program> build_with(const GraphBuilder& other) {
-    ir::verify(other.program_);
-    const auto again = [own = program_, others = other.program_](std::size_t i) { return i == 0 ? own : others; };
-    return Internal::program(build_program({program_, other.program_}, finder(), again, {}, "test"));
+  // With the methods of other builders besides, whose weights are among this one's.
+  std::shared_ptr<const Program> build_with(std::initializer_list<const GraphBuilder*> others) {
+    std::vector<ir::Program> programs{program_};
+    for (const GraphBuilder* other : others) programs.push_back(other->program_);
+    for (const ir::Program& program : programs) ir::verify(program);
+    const auto again = [programs](std::size_t i) { return programs[i]; };
+    return Internal::program(build_program(programs, finder(), again, {}, "test"));
   }
 
  private:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ _SPECIAL += [f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3)]
 CONTEXT = 512
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ':' }}{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}PLACE{% else %}{{ c['text'] }}{% endif %}{% endfor %}\n{% endfor %}"
+    "{% if c['type'] == 'image' %}PLACE{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
@@ -132,11 +131,8 @@ class PictureModel:
     make: Callable[[], tuple[Any, Any]]
     place: str = "<image>"  # of a picture, in the text of a prompt
 
-    def save(self, folder: Path, **sizes: Any) -> Path:
-        """sizes: of the image processor, other than its own."""
+    def save(self, folder: Path) -> Path:
         config, images = self.make()
-        for name, value in sizes.items():
-            setattr(images, name, value)
         config._attn_implementation = "eager"
         torch.manual_seed(len(self.name))
         model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
@@ -167,6 +163,7 @@ PICTURE_MODELS = (
     PictureModel("qwen2_5_vl", _qwen2_5_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
     PictureModel("qwen3_vl", _qwen3_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
 )
+BY_NAME = {kind.name: kind for kind in PICTURE_MODELS}
 
 
 class Processor:
@@ -219,9 +216,3 @@ def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
     y, x = np.mgrid[0:height, 0:width]
     waves = [np.sin(y * random.uniform(0.02, 0.3) + x * random.uniform(0.02, 0.3) + random.uniform(0, 6)) for _ in range(3)]
     return np.clip(np.stack(waves, -1) * 90 + 128 + random.normal(0, 25, (height, width, 3)), 0, 255).astype(np.uint8)
-
-
-def description(package: Path) -> dict[str, Any]:
-    from graft import _C
-
-    return json.loads(_C.named_data(str(package))["graft.llm.json"])

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 import transformers
 
 import graft
-from picture_models import PICTURE_MODELS, PictureModel, description, picture
+from graft.errors import ExportError
+from picture_models import BY_NAME, PICTURE_MODELS, PictureModel, picture
+from runner_test import binary
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-_TILES = ("idefics3", "smolvlm")
 # Tiny, wide, tall, square, large: [height, width].
 _SHAPES = [(1, 1), (7, 90), (140, 20), (32, 32), (33, 31), (300, 410)]
 
@@ -162,11 +166,229 @@ def test_pictures_with_equal_placeholders_are_not_confused(made: Made) -> None:
     generator = graft.TextGenerator(made.package, threads=1)
     text = f"Before {made.kind.place} after"
     one, two = picture(40, 60, 1), picture(40, 60, 2)
-    assert made.prompt(text, [one]).tokens == made.prompt(text, [two]).tokens
-    answers = [generated(made, text, [image]) for image in (one, two)]
-    for image, expected in [(one, answers[0]), (two, answers[1]), (one, answers[0])]:
-        assert generator.generate(text, images=[image], max_new_tokens=24).tokens == expected
-        before = text.index("<") + (1 if "vision_start" in made.kind.place else 0)
-        assert generator.stats["reused_tokens"] <= before + 3  # of what stands before the picture's own tokens
+    ids = made.prompt(text, [one]).tokens
+    assert ids == made.prompt(text, [two]).tokens
+    first = ids.index(made.processor.config.image_token_id)
+    reused = []
+    for image in (one, two, two, one):
+        found = generator.generate(text, images=[image], max_new_tokens=24).tokens
+        assert found == generated(made, text, [image])
+        reused.append(generator.stats["reused_tokens"])
+    assert reused == [0, first, len(ids) - 1, first]
     assert generator.generate(text + "!", images=[one], max_new_tokens=24).tokens == generated(made, text + "!", [one])
-    assert generator.stats["reused_tokens"] == len(made.prompt(text, [one]).tokens)
+    assert generator.stats["reused_tokens"] == len(ids)
+    # A text without pictures after one with them.
+    assert generator.generate("Before all", max_new_tokens=24).tokens == generated(made, "Before all", [])
+
+
+@each_model
+def test_batches(made: Made) -> None:
+    """Sequences with and without pictures, side by side and from a cache of prefixes of them all."""
+    place = made.kind.place
+    one, two = picture(40, 60, 1), picture(40, 60, 2)
+    prompts = [(f"A {place} b", [one]), ("Text alone", []), (f"A {place} b", [two]), (f"{place}{place} c", [two, one])]
+    batch = graft.BatchGenerator(made.package, threads=1, rows=2, prefill_chunk_size=32, prefix_cache_bytes=1 << 24)
+    for _ in range(2):
+        ids = [batch.submit(text, images=images, max_new_tokens=12) for text, images in prompts]
+        while batch.step():
+            pass
+        for (text, images), number in zip(prompts, ids):
+            assert batch.take(number).tokens == generated(made, text, images, 12)
+
+
+@each_model
+def test_messages(made: Made) -> None:
+    image = picture(40, 60, 1)
+    content = [{"type": "text", "text": "Look: "}, {"type": "image"}, {"type": "text", "text": " Well?"}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    parts = [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, messages[1]]
+    text = made.processor.tokenizer.apply_chat_template(parts, tokenize=False, add_generation_prompt=True)
+    assert text.count(made.processor.image_token) == 1
+    found = made.generator.generate(messages, images=[image], max_new_tokens=8)
+    assert found.tokens == generated(made, text, [image], 8)
+    # A question that does not say where the picture is becomes a message that begins with it.
+    question = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Well?"}]}]
+    text = made.processor.tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    assert made.generator.generate("Well?", images=[image], max_new_tokens=8).tokens == generated(made, text, [image], 8)
+
+
+# Files and the command line -------------------------------------------------------------------------------------------
+
+
+def run_cli(*args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([binary(), *map(str, args)], capture_output=True, text=True, errors="replace")
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def said(made: Made, text: str, images: Sequence[np.ndarray], count: int) -> str:
+    tokens = generated(made, text, images, count)
+    return made.processor.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+@each_model
+def test_the_command_line(made: Made, tmp_path: Path) -> None:
+    images = [picture(40, 60, 1), picture(90, 30, 2)]
+    files = [tmp_path / "one.png", tmp_path / "two.bmp"]
+    for image, file in zip(images, files):
+        PIL.Image.fromarray(image).save(file)
+    place = made.kind.place
+    given = ("generate", made.package, "--max-new-tokens", "8", "--threads", "1")
+    found = run_cli(*given, "--image", files[0], "--prompt", "What is this?").stdout
+    assert found == said(made, f"user:{place}What is this?assistant:", images[:1], 8)
+    text = f"A {place} and B {place}?"
+    found = run_cli(*given, "--image", files[0], "--image", files[1], "--prompt", text).stdout
+    assert found == said(made, text, images, 8)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "See "}, {"type": "image"}]}]
+    (tmp_path / "m.json").write_text(json.dumps(messages))
+    found = run_cli(*given, "--image", files[0], "--messages", tmp_path / "m.json").stdout
+    assert found == said(made, f"user:See {place}assistant:", images[:1], 8)
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(BY_NAME["smolvlm"], tmp_path_factory.mktemp("smolvlm"))
+
+
+def test_wrong_use_of_the_command_line(smolvlm: Made, tmp_path: Path) -> None:
+    file, other = tmp_path / "a.png", tmp_path / "a.txt"
+    PIL.Image.fromarray(picture(20, 20)).save(file)
+    other.write_text("no picture")
+    given = ("generate", smolvlm.package, "--prompt")
+    assert "cannot be read: expected PNG, JPEG or BMP" in run_cli(*given, "a", "--image", other, code=1).stderr
+    assert "a.gif" in run_cli(*given, "a", "--image", tmp_path / "a.gif", code=1).stderr
+    found = run_cli(*given, "<image> and <image>", "--image", file, code=1).stderr
+    assert "the prompt has 2 places of pictures ('<image>'), and there are 1 pictures" in found
+    assert "has 1 places of pictures ('<image>'), and there are 0" in run_cli(*given, "An <image>", code=1).stderr
+    assert "expected one prompt, found 2" in run_cli(*given, "a", "--prompt", "b", "--image", file, code=1).stderr
+
+
+def test_wrong_pictures_leave_the_generator_usable(smolvlm: Made, tmp_path: Path) -> None:
+    generator, image = smolvlm.generator, picture(40, 60, 1)
+    expected = generated(smolvlm, "<image>a", [image], 8)
+
+    def check() -> None:
+        assert generator.generate("<image>a", images=[image], max_new_tokens=8).tokens == expected
+
+    check()
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(graft.InvalidArgument, match="cannot be read: expected PNG, JPEG or BMP"):
+        generator.generate("<image>a", images=[tmp_path / "a.png"])
+    with pytest.raises(graft.InvalidArgument, match="has 2 places of pictures .'<image>'., and there are 1 pictures"):
+        generator.generate("<image> <image>", images=[image])
+    with pytest.raises(graft.InvalidArgument, match="has 1 places of pictures .'<image>'., and there are 0 pictures"):
+        generator.generate("<image>")
+    with pytest.raises(graft.InvalidArgument, match="has 1 tokens of pictures .258., and there are no pictures"):
+        generator.generate([5, 258, 6])
+    with pytest.raises(ValueError, match="expected pixels .H, W, 3. in u8"):
+        generator.generate("<image>", images=[np.zeros((4, 4))])
+    with pytest.raises(ValueError, match="found token ids"):
+        generator.generate([5], images=[image])
+    with pytest.raises(graft.InvalidArgument, match="the context has room for"):
+        generator.generate("<image>" * 40, images=[image] * 40)
+    check()
+
+
+def test_more_tiles_than_the_model_knows(tmp_path: Path) -> None:
+    """Its tokenizer has tokens for 3 x 3 tiles."""
+    made = Made(PictureModel("smolvlm", lambda: (BY_NAME["smolvlm"].make()[0], _with_larger_pictures())), tmp_path)
+    image = picture(40, 40)
+    with pytest.raises(graft.InvalidArgument, match="40 x 40 pixels has 4 x 4 tiles of 32 pixels, the model takes 3 x 3"):
+        made.generator.generate("<image>", images=[image])
+    image = picture(90, 120, 3)
+    with pytest.raises(graft.InvalidArgument, match="3 x 4 tiles"):
+        made.generator.generate("<image>", images=[image])
+
+
+def _with_larger_pictures() -> Any:
+    return transformers.SmolVLMImageProcessorPil(size={"longest_edge": 128}, max_image_size={"longest_edge": 32})
+
+
+def test_a_picture_that_is_too_long(tmp_path: Path) -> None:
+    made = Made(BY_NAME["qwen2_vl"], tmp_path)
+    with pytest.raises(graft.InvalidArgument, match="2 x 402 pixels is more than 200 times as long as it is wide"):
+        made.generator.generate(made.kind.place, images=[picture(2, 402)])
+    close(made.generator.logits(made.kind.place, images=[picture(2, 400)]), made.logits(made.processor(made.kind.place, [picture(2, 400)])))
+
+
+# Export ---------------------------------------------------------------------------------------------------------------
+
+
+def test_text_alone(smolvlm: Made, tmp_path: Path) -> None:
+    package = graft.export_llm(smolvlm.folder, tmp_path / "text.pte", text_only=True)
+    generator = graft.TextGenerator(package, threads=1)
+    assert generator.generate("Hello", max_new_tokens=8).tokens == generated(smolvlm, "Hello", [], 8)
+    with pytest.raises(graft.InvalidArgument, match="SmolVLMForConditionalGeneration takes no pictures"):
+        generator.generate("Hello", images=[picture(9, 9)])
+    PIL.Image.fromarray(picture(20, 20)).save(tmp_path / "a.png")
+    given = ("generate", package, "--prompt", "a", "--image", tmp_path / "a.png")
+    assert "takes no pictures: the package is of text alone" in run_cli(*given, code=1).stderr
+
+
+def test_a_model_in_memory(smolvlm: Made, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="expected the processor of a SmolVLMForConditionalGeneration in memory"):
+        graft.export_llm(smolvlm.eager, tmp_path / "m.pte")
+    package = graft.export_llm(smolvlm.eager, tmp_path / "m.pte", processor=smolvlm.processor)
+    image = picture(40, 60, 1)
+    found = graft.TextGenerator(package, threads=1).generate("<image>a", images=[image], max_new_tokens=8)
+    assert found.tokens == generated(smolvlm, "<image>a", [image], 8)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "bf16"])
+def test_quantized(made_llava: Made, tmp_path: Path, kind: str) -> None:
+    package = graft.export_llm(made_llava.folder, tmp_path / "q.pte", quantize=kind)
+    text, images = "A <image> b", [picture(40, 60, 1)]
+    found = graft.TextGenerator(package, threads=1).logits(text, images=images)
+    expected = made_llava.logits(made_llava.processor(text, images))
+    error = float((found - expected).abs().max() / expected.abs().max())
+    assert 1e-5 < error < 0.2
+
+
+@pytest.fixture(scope="module")
+def made_llava(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(BY_NAME["llava"], tmp_path_factory.mktemp("llava"))
+
+
+def _gemma3() -> Any:
+    vision = transformers.SiglipVisionConfig(hidden_size=48, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    text = transformers.Gemma3TextConfig(hidden_size=48, intermediate_size=64, num_hidden_layers=1, vocab_size=99)
+    return transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(text_config=text, vision_config=vision))
+
+
+def _paligemma() -> Any:
+    text = dict(
+        model_type="gemma", hidden_size=48, intermediate_size=64, num_hidden_layers=1, vocab_size=99, head_dim=12,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    vision = dict(
+        model_type="siglip_vision_model", hidden_size=48, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        projection_dim=48,
+    )  # fmt: skip
+    return transformers.PaliGemmaForConditionalGeneration(transformers.PaliGemmaConfig(text_config=text, vision_config=vision))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (_gemma3, "Gemma3ForConditionalGeneration cannot be exported with its pictures: tokens of one picture see each other"),
+        (_paligemma, "PaliGemmaForConditionalGeneration cannot be exported with its pictures: the tokens of its prompt see"),
+    ],
+    ids=["gemma3", "paligemma"],
+)
+def test_models_that_are_refused(tmp_path: Path, model: Any, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        graft.export_llm(model(), tmp_path / "m.pte")
+
+
+def test_wrong_exports(smolvlm: Made, tmp_path: Path) -> None:
+    model, target = smolvlm.eager, tmp_path / "m.pte"
+    with pytest.raises(ExportError, match="is cut into stages with text_only=True alone"):
+        graft.export_llm(smolvlm.folder, target, stages=2)
+    with pytest.raises(ExportError, match="expected no processor: SmolVLMForConditionalGeneration is exported without"):
+        graft.export_llm(model, target, processor=smolvlm.processor, text_only=True)
+    with pytest.raises(ExportError, match="expected one of Idefics3ImageProcessor, SmolVLMImageProcessor, found CLIP"):
+        graft.export_llm(model, target, processor=transformers.CLIPImageProcessorPil())
+    other = transformers.SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}, do_resize=False)
+    with pytest.raises(ExportError, match="expected a SmolVLMImageProcessorPil that resizes"):
+        graft.export_llm(model, target, processor=other)
+    assert not target.exists()

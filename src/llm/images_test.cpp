@@ -1,0 +1,213 @@
+#include "llm/images.h"
+
+#include <gtest/gtest.h>
+
+#include "base/json.h"
+#include "base/test_errors.h"
+#include "llm/test_model.h"
+
+namespace graft {
+namespace {
+
+using test::SmallPictureModel;
+using Ids = std::vector<std::int64_t>;
+
+constexpr std::int64_t kImage = SmallPictureModel::kImage;
+
+Ids tokens_of(TextGenerator& generator, const ImagePrompt& prompt, std::int64_t count = 12) {
+  return generator.generate(prompt, {.max_new_tokens = count}).tokens;
+}
+
+std::vector<float> logits_of(Decoder& decoder, const ImagePrompt& prompt) {
+  std::vector<float> all;
+  decoder.score(prompt, [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
+  return all;
+}
+
+TEST(Images, PlaceholdersStandForRowsOfFeatures) {
+  const SmallPictureModel small;
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1), SmallPictureModel::picture(7, 9, 2)};
+  const ImagePrompt prompt = small.pictures->encode_with_images("1t <image> 2t <image>", images);
+  EXPECT_EQ(prompt.tokens, (Ids{1, kImage, kImage, kImage, 2, kImage, kImage, kImage}));
+  EXPECT_EQ(prompt.images->feature_of, (Ids{-1, 0, 1, 2, -1, 3, 4, 5}));
+  EXPECT_EQ(prompt.images->begin, 1);
+  EXPECT_EQ(prompt.images->end, 8);
+  // Without a place, they come first.
+  EXPECT_EQ(small.pictures->encode_with_images(" 1t", std::span(images).first(1)).tokens,
+            (Ids{kImage, kImage, kImage, 1}));
+  const ImagePrompt asked = image_prompt(*small.pictures, "1t", std::span(images).first(1));
+  EXPECT_EQ(asked.tokens, (Ids{kImage, kImage, kImage, 1, 9}));
+}
+
+TEST(Images, KeysDifferByPictureAndToken) {
+  const SmallPictureModel small;
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1), SmallPictureModel::picture(4, 4, 2),
+                                  SmallPictureModel::picture(4, 4, 1)};
+  const ImagePrompt prompt = small.pictures->encode_with_images("<image> <image> <image>", images);
+  const Ids& keys = prompt.images->keys;
+  ASSERT_EQ(keys.size(), 9U);
+  const auto of = [&](std::size_t image) { return Ids(keys.begin() + image * 3, keys.begin() + image * 3 + 3); };
+  EXPECT_EQ(of(0), of(2));
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_LT(keys[i], 0);
+    EXPECT_LT(static_cast<std::int32_t>(keys[i]), 0);
+    for (std::size_t j = 0; j < i; ++j) {
+      EXPECT_NE(keys[i], keys[j]);
+      EXPECT_NE(static_cast<std::int32_t>(keys[i]), static_cast<std::int32_t>(keys[j]));
+    }
+  }
+  // Equal bytes of another shape are another picture.
+  const std::vector<Image> wide{{2, 8, images[0].pixels}};
+  EXPECT_NE(small.pictures->encode_with_images("<image>", wide).images->keys, of(0));
+}
+
+TEST(Images, FeaturesStandInTheirPlaces) {
+  const SmallPictureModel small;
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)};
+  const ImagePrompt prompt = small.pictures->encode_with_images("1t 5t <image> 2t", images);
+  Decoder decoder(small.pictures, {.threads = 1});
+  const std::vector<float> found = logits_of(decoder, prompt);
+  // The model itself, with the features put in by hand.
+  Session session(small.pictures->program(), {.threads = 1, .kv = {1, SmallPictureModel::kContext}});
+  Ids ids = prompt.tokens, positions{0, 1, 2, 3, 4, 5}, keep = positions;
+  std::vector<float> features(6 * 16, 0.F);
+  for (std::size_t i = 0; i < 48; ++i) {
+    const std::size_t channel = i / 16, pixel = i % 16;
+    features[32 + i] = static_cast<float>(images[0].pixels[pixel * 3 + channel]) / 128;
+  }
+  std::vector<std::uint8_t> mask{0, 0, 1, 1, 1, 0};
+  const std::vector<Value> inputs{Value::of(TensorView{ids.data(), DType::i64, Shape{1, 6}}),
+                                  Value::of(TensorView{positions.data(), DType::i64, Shape{1, 6}}),
+                                  Value::of(TensorView{positions.data(), DType::i64, Shape{1, 6}}),
+                                  Value::of(TensorView{keep.data(), DType::i64, Shape{6}}),
+                                  Value::of(TensorView{features.data(), DType::f32, Shape{1, 6, 16}}),
+                                  Value::of(TensorView{mask.data(), DType::b8, Shape{1, 6}})};
+  const std::vector<Value> expected = session.run("step_with_images", inputs);
+  EXPECT_EQ(found, test::floats(expected[0]));
+}
+
+TEST(Images, RunsOfAnySizeGiveTheSame) {
+  const SmallPictureModel small;
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1), SmallPictureModel::picture(5, 3, 2)};
+  const ImagePrompt prompt = small.pictures->encode_with_images("1t <image> 5t 6t 7t <image> 2t 3t 4t 8t", images);
+  Decoder whole(small.pictures, {.threads = 1});
+  const std::vector<float> expected = logits_of(whole, prompt);
+  for (std::int64_t chunk = 1; chunk < 9; ++chunk) {
+    Decoder decoder(small.pictures, {.threads = 1, .prefill_chunk_size = chunk});
+    const std::vector<float> found = logits_of(decoder, prompt);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5) << chunk << " at " << i;
+  }
+}
+
+TEST(Images, APictureIsNotTakenForAnother) {
+  const SmallPictureModel small;
+  TextGenerator generator(small.pictures, {.threads = 1});
+  const std::vector<Image> one{SmallPictureModel::picture(4, 4, 1)}, two{SmallPictureModel::picture(4, 4, 2)};
+  const auto ask = [&](const std::vector<Image>& images) {
+    const ImagePrompt prompt = small.pictures->encode_with_images("1t <image> 2t", images);
+    TextGenerator fresh(small.pictures, {.threads = 1});
+    EXPECT_EQ(tokens_of(generator, prompt), tokens_of(fresh, prompt));
+    return generator.stats().reused_tokens;
+  };
+  EXPECT_EQ(ask(one), 0);
+  EXPECT_EQ(ask(two), 1);
+  EXPECT_EQ(ask(two), 4);
+  EXPECT_EQ(ask(one), 1);
+  const Ids text{1, 2, 3};
+  TextGenerator fresh(small.pictures, {.threads = 1});
+  EXPECT_EQ(generator.generate(text, {.max_new_tokens = 9}).tokens,
+            fresh.generate(text, {.max_new_tokens = 9}).tokens);
+}
+
+TEST(Images, BatchesAndTheirPrefixCache) {
+  const SmallPictureModel small;
+  std::string text;
+  for (int i = 0; i < 62; ++i) text += std::to_string(i % 20) + "t ";
+  text += "<image> 3t <image> 4t";  // a picture on both sides of the end of the cache's first block
+  const Image one = SmallPictureModel::picture(4, 4, 1), two = SmallPictureModel::picture(4, 4, 2);
+  const std::vector<std::vector<Image>> asked{{one, two}, {two, two}, {one, one}, {one, two}};
+  const DecoderOptions options{.threads = 1, .rows = 2, .prefill_chunk_size = 32};
+  const std::uint64_t bytes = 20 * PrefixCacheOptions::block_bytes(small.pictures, options);
+  BatchGenerator batch(small.pictures, options, {bytes, {}});
+  Ids reused;
+  for (int round = 0; round < 2; ++round)
+    for (const auto& images : asked) {
+      const ImagePrompt prompt = small.pictures->encode_with_images(text, images);
+      TextGenerator fresh(small.pictures, {.threads = 1});
+      const auto id = batch.submit(prompt, {.max_new_tokens = 8}, RequestOptions());
+      const auto other = batch.submit({1, 2, 3}, {.max_new_tokens = 8});
+      while (batch.step()) {
+      }
+      reused.push_back(batch.state(id).reused_tokens);
+      EXPECT_EQ(batch.take(id)->tokens, tokens_of(fresh, prompt, 8));
+      batch.take(other);
+    }
+  EXPECT_EQ(reused[0], 0);
+  EXPECT_LT(reused[1], 63);  // what stands before the first picture, at most
+  EXPECT_GE(reused[3], 64);  // a block with the beginning of the first picture
+  EXPECT_GT(batch.prefix_cache().restored, 0U);
+}
+
+TEST(Images, ASequenceIsNotCutWithinThem) {
+  const SmallPictureModel small;
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)};
+  Decoder decoder(small.pictures, {.threads = 1});
+  logits_of(decoder, small.pictures->encode_with_images("1t <image> 2t 3t", images));
+  EXPECT_ERROR(decoder.truncate(0, 3), InvalidArgument, "cannot go back to 3 tokens: there are pictures from 1 to 4");
+  decoder.truncate(0, 5);
+  decoder.truncate(0, 1);  // what follows is text
+  const Ids rest{5, 6, 7, 8};
+  Decoder other(small.pictures, {.threads = 1});
+  const Ids whole{1, 5, 6, 7, 8};
+  const Decoder::Tokens tokens = rest, all = whole;
+  const std::span<float> found = decoder.prefill({&tokens, 1}), expected = other.prefill({&all, 1});
+  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5);
+}
+
+TEST(Images, WrongPrompts) {
+  const SmallPictureModel small;
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)}, broken{{4, 4, {1, 2, 3}}};
+  const LanguageModel& model = *small.pictures;
+  EXPECT_ERROR(model.encode_with_images("<image> <image>", images), InvalidArgument,
+               "the prompt has 2 places of pictures ('<image>'), and there are 1 pictures");
+  EXPECT_ERROR(model.encode_with_images("<image>", {}), InvalidArgument, "1 places of pictures");
+  EXPECT_ERROR(model.encode_with_images("\xff", images), InvalidArgument, "not UTF-8");
+  EXPECT_ERROR(model.encode_with_images("<image>", broken), InvalidArgument, "has 3 bytes");
+  EXPECT_ERROR(small.with_words()->encode_with_images("1t", images), InvalidArgument, "Small takes no pictures");
+  TextGenerator generator(small.pictures, {.threads = 1}), of_text(small.with_words(), {.threads = 1});
+  ImagePrompt prompt = model.encode_with_images("<image> 1t", images);
+  EXPECT_ERROR(of_text.generate(prompt), InvalidArgument, "Small takes no pictures");
+  EXPECT_ERROR(generator.generate(prompt.tokens), InvalidArgument, "has 3 tokens of pictures (23)");
+  prompt.tokens.push_back(4);
+  EXPECT_ERROR(generator.generate(prompt), InvalidArgument, "are not those that its pictures were prepared for");
+  const ChatMessage message{"user", {}, {{{}, true}}};
+  EXPECT_ERROR(chat_prompt(*small.with_words(), {&message, 1}, "x"), InvalidArgument, "takes no pictures");
+}
+
+TEST(Images, WrongDescriptions) {
+  EXPECT_ERROR(SmallPictureModel([](ImagesInfo& info) { info.width = 8; }), InvalidArgument,
+               "'encode_image' is not what 'graft.llm.json' says of pictures");
+  EXPECT_ERROR(SmallPictureModel([](ImagesInfo& info) { info.processing = PatchProcessing(); }), InvalidArgument,
+               "'encode_image' is not what");
+  const SmallPictureModel wrong_rows([](ImagesInfo& info) { info.rows = 2; });
+  TextGenerator generator(wrong_rows.pictures, {.threads = 1});
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)};
+  EXPECT_ERROR(generator.generate(wrong_rows.pictures->encode_with_images("<image>", images)), InvalidProgram,
+               "gave features [3, 16], [2, 16] were expected");
+  const auto parse = [](const char* text) { return llm::parse_images(read_json<Json>(text), 24); };
+  const std::string plain = R"("resample": 2, "rescale_factor": 1, "mean": [0, 0, 0], "std": [1, 1, 1]})";
+  const auto of = [&](const std::string& processing, int rows) {
+    return str(R"({"token": "x", "token_id": 3, "rows": )", rows, R"(, "width": 4, "text": {}, "processing": )",
+               processing, plain, "}");
+  };
+  EXPECT_ERROR(parse(of(R"({"kind": "other", )", 1).c_str()), InvalidProgram, "no processing of pictures 'other'");
+  EXPECT_ERROR(parse(of(R"({"kind": "fixed", )", 0).c_str()), InvalidProgram, "'rows' of 'images' is 0");
+  EXPECT_ERROR(parse(R"({"token_id": 24})"), InvalidProgram, "'token_id' of 'images' must be from 0 to 23, found 24");
+  EXPECT_ERROR(parse(of(R"({"kind": "tiles", "longest_edge": 0, )", 1).c_str()), InvalidProgram,
+               "'longest_edge' must be from 1 to 16384, found 0");
+  EXPECT_EQ(parse(of(R"({"kind": "fixed", )", 1).c_str()).rows, 1);
+}
+
+}  // namespace
+}  // namespace graft
