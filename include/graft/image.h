@@ -27,8 +27,9 @@ inline constexpr std::int64_t kMaxImagePixels = std::int64_t{1} << 27;
 
 // A file of PNG, JPEG or BMP, known by its content. Grey becomes red, green and blue alike; transparency is left out,
 // as Pillow's convert("RGB") does. `label` names it in messages. Throws InvalidArgument for another format, a damaged
-// file, 16 bits per channel, and one of more than kMaxImagePixels.
-GRAFT_API Image decode_image(std::span<const std::byte> file, const std::string& label = "the picture");
+// file, 16 bits per channel, and one of more than max_pixels or kMaxImagePixels.
+GRAFT_API Image decode_image(std::span<const std::byte> file, const std::string& label = "the picture",
+                             std::int64_t max_pixels = kMaxImagePixels);
 // The same of a path. Throws NotFound and SystemError besides.
 GRAFT_API Image load_image(const std::string& path);
 

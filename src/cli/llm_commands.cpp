@@ -25,7 +25,8 @@ constexpr const char* kChatNotes = R"(Examples:
   graft chat model.pte --system "Answer in one sentence." --temperature 0.7
   graft chat --server http://127.0.0.1:8080 --model qwen3
 
-A line is a message. Ctrl-C stops the answer and keeps the session; "/clear" begins a new conversation; Ctrl-D ends.)";
+A line is a message. Ctrl-C stops the answer and keeps the session; "/clear" begins a new conversation; "/image FILE" gives
+the next message a picture, where the model takes them; Ctrl-D ends.)";
 
 constexpr const char* kPerplexityNotes = R"(Examples:
   graft perplexity model.pte --text heldout.txt

@@ -37,8 +37,8 @@ void check_image_methods(const Program& program, const ImagesInfo& info);
 ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::span<const Image> images,
                     bool add_special);
 // Throws InvalidArgument for placeholders without pictures, or for tokens that are not those of the pictures.
-void check_placeholders(const LanguageModelInfo& info, std::span<const std::int64_t> tokens,
-                        const PreparedImages* images);
+GRAFT_API void check_placeholders(const LanguageModelInfo& info, std::span<const std::int64_t> tokens,
+                                  const PreparedImages* images);
 // Runs the tower: [rows, width].
 std::vector<float> encode_images(Session& session, const ImagesInfo& info, const PreparedImages& images,
                                  const RunOptions& options);

@@ -9,6 +9,7 @@
 namespace graft {
 namespace {
 
+using test::expect_error;
 using test::SmallPictureModel;
 using Ids = std::vector<std::int64_t>;
 
@@ -68,7 +69,10 @@ TEST(Images, FeaturesStandInTheirPlaces) {
   Decoder decoder(small.pictures, {.threads = 1});
   const std::vector<float> found = logits_of(decoder, prompt);
   // The model itself, with the features put in by hand.
-  Session session(small.pictures->program(), {.threads = 1, .kv = {1, SmallPictureModel::kContext}});
+  SessionOptions options;
+  options.threads = 1;
+  options.kv = {1, SmallPictureModel::kContext};
+  Session session(small.pictures->program(), options);
   Ids ids = prompt.tokens, positions{0, 1, 2, 3, 4, 5}, keep = positions;
   std::vector<float> features(6 * 16, 0.F);
   for (std::size_t i = 0; i < 48; ++i) {
@@ -154,7 +158,7 @@ TEST(Images, ASequenceIsNotCutWithinThem) {
   const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)};
   Decoder decoder(small.pictures, {.threads = 1});
   logits_of(decoder, small.pictures->encode_with_images("1t <image> 2t 3t", images));
-  EXPECT_ERROR(decoder.truncate(0, 3), InvalidArgument, "cannot go back to 3 tokens: there are pictures from 1 to 4");
+  expect_error<InvalidArgument>([&] { decoder.truncate(0, 3); }, "cannot go back to 3 tokens: there are pictures from 1 to 4");
   decoder.truncate(0, 5);
   decoder.truncate(0, 1);  // what follows is text
   const Ids rest{5, 6, 7, 8};
@@ -169,43 +173,38 @@ TEST(Images, WrongPrompts) {
   const SmallPictureModel small;
   const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)}, broken{{4, 4, {1, 2, 3}}};
   const LanguageModel& model = *small.pictures;
-  EXPECT_ERROR(model.encode_with_images("<image> <image>", images), InvalidArgument,
-               "the prompt has 2 places of pictures ('<image>'), and there are 1 pictures");
-  EXPECT_ERROR(model.encode_with_images("<image>", {}), InvalidArgument, "1 places of pictures");
-  EXPECT_ERROR(model.encode_with_images("\xff", images), InvalidArgument, "not UTF-8");
-  EXPECT_ERROR(model.encode_with_images("<image>", broken), InvalidArgument, "has 3 bytes");
-  EXPECT_ERROR(small.with_words()->encode_with_images("1t", images), InvalidArgument, "Small takes no pictures");
+  expect_error<InvalidArgument>([&] { model.encode_with_images("<image> <image>", images); }, "the prompt has 2 places of pictures ('<image>'), and there are 1 pictures");
+  expect_error<InvalidArgument>([&] { model.encode_with_images("<image>", {}); }, "1 places of pictures");
+  expect_error<InvalidArgument>([&] { model.encode_with_images("\xff", images); }, "not UTF-8");
+  expect_error<InvalidArgument>([&] { model.encode_with_images("<image>", broken); }, "has 3 bytes");
+  expect_error<InvalidArgument>([&] { small.with_words()->encode_with_images("1t", images); }, "Small takes no pictures");
   TextGenerator generator(small.pictures, {.threads = 1}), of_text(small.with_words(), {.threads = 1});
   ImagePrompt prompt = model.encode_with_images("<image> 1t", images);
-  EXPECT_ERROR(of_text.generate(prompt), InvalidArgument, "Small takes no pictures");
-  EXPECT_ERROR(generator.generate(prompt.tokens), InvalidArgument, "has 3 tokens of pictures (23)");
+  expect_error<InvalidArgument>([&] { of_text.generate(prompt); }, "Small takes no pictures");
+  expect_error<InvalidArgument>([&] { generator.generate(prompt.tokens); }, "has 3 tokens of pictures (23)");
   prompt.tokens.push_back(4);
-  EXPECT_ERROR(generator.generate(prompt), InvalidArgument, "are not those that its pictures were prepared for");
+  expect_error<InvalidArgument>([&] { generator.generate(prompt); }, "are not those that its pictures were prepared for");
   const ChatMessage message{"user", {}, {{{}, true}}};
-  EXPECT_ERROR(chat_prompt(*small.with_words(), {&message, 1}, "x"), InvalidArgument, "takes no pictures");
+  expect_error<InvalidArgument>([&] { chat_prompt(*small.with_words(), {&message, 1}, "x"); }, "takes no pictures");
 }
 
 TEST(Images, WrongDescriptions) {
-  EXPECT_ERROR(SmallPictureModel([](ImagesInfo& info) { info.width = 8; }), InvalidArgument,
-               "'encode_image' is not what 'graft.llm.json' says of pictures");
-  EXPECT_ERROR(SmallPictureModel([](ImagesInfo& info) { info.processing = PatchProcessing(); }), InvalidArgument,
-               "'encode_image' is not what");
+  expect_error<InvalidArgument>([&] { SmallPictureModel([](ImagesInfo& info) { info.width = 8; }); }, "'encode_image' is not what 'graft.llm.json' says of pictures");
+  expect_error<InvalidArgument>([&] { SmallPictureModel([](ImagesInfo& info) { info.processing = PatchProcessing(); }); }, "'encode_image' is not what");
   const SmallPictureModel wrong_rows([](ImagesInfo& info) { info.rows = 2; });
   TextGenerator generator(wrong_rows.pictures, {.threads = 1});
   const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)};
-  EXPECT_ERROR(generator.generate(wrong_rows.pictures->encode_with_images("<image>", images)), InvalidProgram,
-               "gave features [3, 16], [2, 16] were expected");
+  expect_error<InvalidProgram>([&] { generator.generate(wrong_rows.pictures->encode_with_images("<image>", images)); }, "gave features [3, 16], [2, 16] were expected");
   const auto parse = [](const char* text) { return llm::parse_images(read_json<Json>(text), 24); };
   const std::string plain = R"("resample": 2, "rescale_factor": 1, "mean": [0, 0, 0], "std": [1, 1, 1]})";
   const auto of = [&](const std::string& processing, int rows) {
     return str(R"({"token": "x", "token_id": 3, "rows": )", rows, R"(, "width": 4, "text": {}, "processing": )",
                processing, plain, "}");
   };
-  EXPECT_ERROR(parse(of(R"({"kind": "other", )", 1).c_str()), InvalidProgram, "no processing of pictures 'other'");
-  EXPECT_ERROR(parse(of(R"({"kind": "fixed", )", 0).c_str()), InvalidProgram, "'rows' of 'images' is 0");
-  EXPECT_ERROR(parse(R"({"token_id": 24})"), InvalidProgram, "'token_id' of 'images' must be from 0 to 23, found 24");
-  EXPECT_ERROR(parse(of(R"({"kind": "tiles", "longest_edge": 0, )", 1).c_str()), InvalidProgram,
-               "'longest_edge' must be from 1 to 16384, found 0");
+  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "other", )", 1).c_str()); }, "no processing of pictures 'other'");
+  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "fixed", )", 0).c_str()); }, "'rows' of 'images' is 0");
+  expect_error<InvalidProgram>([&] { parse(R"({"token_id": 24})"); }, "'token_id' of 'images' must be from 0 to 23, found 24");
+  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "tiles", "longest_edge": 0, )", 1).c_str()); }, "'longest_edge' must be from 1 to 16384, found 0");
   EXPECT_EQ(parse(of(R"({"kind": "fixed", )", 1).c_str()).rows, 1);
 }
 

@@ -136,7 +136,8 @@ void Engine::take_new(std::vector<Request> requests) {
       try {
         Job& asked = request.jobs[job];
         active_.reserve(active_.size() + 1);
-        active.id = generator_.submit(std::move(asked.prompt), asked.options, asked.request);
+        active.id = generator_.submit(ImagePrompt{std::move(asked.prompt), std::move(asked.images)}, asked.options,
+                                      asked.request);
         active_.push_back(std::move(active));
       } catch (...) {
         tell(active, {}, std::current_exception());

@@ -22,6 +22,7 @@ struct Job {
   std::vector<std::int64_t> prompt;
   GenerationOptions options;
   RequestOptions request;
+  std::shared_ptr<const llm::PreparedImages> images = {};  // of the prompt; null: none
 };
 
 struct EngineStats {

@@ -79,28 +79,4 @@ std::string Charsmap::apply(std::string_view text) const {
   return out;
 }
 
-std::string from_base64(std::string_view text) {
-  while (!text.empty() && text.back() == '=') text.remove_suffix(1);
-  std::string out;
-  std::uint32_t bits = 0;
-  int count = 0;
-  for (char c : text) {
-    const int digit = c >= 'A' && c <= 'Z'   ? c - 'A'
-                      : c >= 'a' && c <= 'z' ? c - 'a' + 26
-                      : c >= '0' && c <= '9' ? c - '0' + 52
-                      : c == '+'             ? 62
-                      : c == '/'             ? 63
-                                             : -1;
-    GRAFT_CHECK(InvalidProgram, digit >= 0, "precompiled_charsmap is not base64: it has the byte ",
-                static_cast<int>(static_cast<unsigned char>(c)));
-    bits = bits << 6 | static_cast<std::uint32_t>(digit);
-    count += 6;
-    if (count >= 8) {
-      count -= 8;
-      out += static_cast<char>(bits >> count & 0xFF);
-    }
-  }
-  return out;
-}
-
 }  // namespace graft::text

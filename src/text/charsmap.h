@@ -25,7 +25,4 @@ class Charsmap {
   std::string pool_;
 };
 
-// Throws InvalidProgram when the text is not base64.
-std::string from_base64(std::string_view text);
-
 }  // namespace graft::text

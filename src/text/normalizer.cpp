@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/base64.h"
 #include "base/check.h"
 #include "text/byte_level.h"
 #include "text/charsmap.h"
@@ -184,9 +185,9 @@ std::unique_ptr<const Normalizer> make_normalizer(const Json& description) {
   if (type == "Precompiled") {
     const Json& map = member(description, "precompiled_charsmap");
     if (map.is_null()) return mapping([](const std::string& text) { return text; });
-    return mapping([charsmap = Charsmap(from_base64(text_of(map, "precompiled_charsmap")))](const std::string& text) {
-      return charsmap.apply(text);
-    });
+    const auto bytes = from_base64(text_of(map, "precompiled_charsmap"));
+    GRAFT_CHECK(InvalidProgram, bytes, "precompiled_charsmap is not base64");
+    return mapping([charsmap = Charsmap(*bytes)](const std::string& text) { return charsmap.apply(text); });
   }
   throw Unsupported(str("the tokenizer has a normalizer of the unknown type '", type, "'"));
 }

@@ -92,6 +92,11 @@ struct World {
     options.adapters = {adapter};
     return options;
   }();
+  test::SmallPictureModel small_pictures;
+  std::vector<Image> seen{test::SmallPictureModel::picture(5, 7, 1)};
+  ImagePrompt image_prompt = small_pictures.pictures->encode_with_images("1t <image> 2t", seen);
+  TextGenerator seeing{small_pictures.pictures, {.threads = 1}};
+  BatchGenerator seeing_batch{small_pictures.pictures, {.threads = 1}};
   test::SmallSpeechModel small_speech;
   Transcriber transcriber{small_speech.speech, 1};
   Audio audio{std::vector<float>(150, 0.5f), 50};
@@ -435,6 +440,9 @@ std::vector<Boundary> boundaries(World& w) {
       {"LanguageModel", [&] { LanguageModel(w.model->program(), w.model->info(), w.model->tokenizer()); }},
       {"LanguageModel::tokenizer", [&] { w.model->tokenizer(); }},
       {"LanguageModel::encode", [&] { w.model->encode("1t 2t"); }},
+      {"LanguageModel::encode_with_images",
+       [&] { w.small_pictures.pictures->encode_with_images("1t <image> 2t", w.seen); }},
+      {"image_prompt", [&] { image_prompt(*w.small_pictures.pictures, "1t", w.seen); }},
       {"Decoder", [&] { Decoder(w.model, {.threads = 1}); }},
       {"Decoder::encode",
        [&] {
@@ -462,6 +470,8 @@ std::vector<Boundary> boundaries(World& w) {
          w.decoder.truncate(0, 0);
          w.decoder.score(w.prompt, [](std::span<float>) {});
        }},
+      {"Decoder::score",
+       [&] { w.seeing.decoder().score(w.image_prompt, [](std::span<float>) {}); }},
       {"Decoder::truncate", [&] { w.decoder.truncate(0, 0); }},
       {"Decoder::length", [&] { w.decoder.length(0); }},
       {"Decoder::shortest", [&] { w.decoder.shortest(0); }},
@@ -470,8 +480,16 @@ std::vector<Boundary> boundaries(World& w) {
       {"TextGenerator", [&] { TextGenerator(w.model, {.threads = 1}); }},
       {"TextGenerator::generate", [&] { w.generator.generate(w.prompt, w.generation); }},
       {"TextGenerator::generate", [&] { w.adapted.generate(w.prompt, w.with_adapter); }},
+      {"TextGenerator::generate", [&] { w.seeing.generate(w.image_prompt, w.generation); }},
       {"BatchGenerator", [&] { BatchGenerator(w.model, {.threads = 1}); }},
       {"BatchGenerator::submit", [&] { w.batch.cancel(w.batch.submit(w.prompt, w.generation)); }},
+      {"BatchGenerator::submit",
+       [&] {
+         const auto id = w.seeing_batch.submit(w.image_prompt, w.generation, {});
+         while (w.seeing_batch.step()) {
+         }
+         w.seeing_batch.take(id);
+       }},
       {"BatchGenerator::step",
        [&] {
          const auto id = w.batch.submit(w.prompt, w.generation);

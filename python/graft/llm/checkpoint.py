@@ -76,6 +76,7 @@ def match(model: torch.nn.Module, found: dict[str, Stored], where: str, convert:
     prefix = getattr(model, "base_model_prefix", "") + "."
     result, missing = {}, []
     used = set()
+    others: dict[str, str] = {}
     for name in wanted:
         for candidate in (name, name.removeprefix(prefix), prefix + name):
             if candidate in found:
@@ -85,11 +86,17 @@ def match(model: torch.nn.Module, found: dict[str, Stored], where: str, convert:
         else:
             missing.append(name)
     if missing and convert is not None:
+        others = _renamed(model, found)
+        known = {name: others[name] for name in missing if name in others}
+        result.update({name: found[other] for name, other in known.items()})
+        used.update(known.values())
+        missing = [name for name in missing if name not in known]
+    if missing and convert is not None:
         made, left = convert()
         result = {name: result.get(name, made.get(name)) for name in wanted}
         missing = [name for name, stored in result.items() if stored is None]
         used = set(found) - left  # transformers reports itself what is left over
-    extra = _left_over(model, found, used, result)
+    extra = _left_over(model, found, used, result, {other: name for name, other in others.items()})
     problems = [f"  missing: {name} {list(wanted[name].shape)}" for name in missing]
     problems += [f"  not in the model: {name}" for name in sorted(extra)]
     problems += [
@@ -105,19 +112,37 @@ def match(model: torch.nn.Module, found: dict[str, Stored], where: str, convert:
     return result
 
 
+def _renamed(model: torch.nn.Module, found: dict[str, Stored]) -> dict[str, str]:
+    """By the name that transformers gives a weight of a checkpoint, its name there, of those that it only renames."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    steps = get_model_conversion_mapping(model)
+    plain = [step for step in steps if isinstance(step, WeightRenaming)]
+    others = [step for step in steps if not isinstance(step, WeightRenaming)]
+    names = {}
+    for name in found:
+        renamed, converted = rename_source_key(name, plain, others, model.base_model_prefix, model.state_dict())
+        if converted is None:
+            names[renamed] = name
+    return names
+
+
 def _left_over(
-    model: torch.nn.Module, found: dict[str, Stored], used: set[str], taken: dict[str, Stored]
+    model: torch.nn.Module, found: dict[str, Stored], used: set[str], taken: dict[str, Stored], names: dict[str, str]
 ) -> set[str]:
-    """Names in a checkpoint that the model has no use for, and that nobody expects."""
+    """Names in a checkpoint that the model has no use for, and that nobody expects. names: what transformers makes of
+    those that it renames."""
     ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     tied = tied_names(model)
     left = set()
     for name in found.keys() - used:
-        if name in tied:
+        own = names.get(name, name)
+        if own in tied:
             # A checkpoint may write a tied weight twice.
-            if tied[name] in taken and not _same(found[name], taken[tied[name]]):
-                raise ExportError(f"expected '{name}' equal to '{tied[name]}', its tied twin, found others")
-        elif not name.endswith(_COMPUTED) and not any(pattern.search(name) for pattern in ignored):
+            if tied[own] in taken and not _same(found[name], taken[tied[own]]):
+                raise ExportError(f"expected '{name}' equal to '{tied[own]}', its tied twin, found others")
+        elif not name.endswith(_COMPUTED) and not any(pattern.search(n) for n in (name, own) for pattern in ignored):
             left.add(name)
     return left
 

@@ -14,7 +14,7 @@ class BlockAnswer {
       : call_(std::move(call)), request_(std::move(request)), writer_(std::move(writer)), parser_(request_.style) {}
 
   std::vector<Job> jobs(std::uint64_t cache_salt) const {
-    Job job{request_.prompts.at(0), request_.options, request_.request};
+    Job job{request_.prompts.at(0), request_.options, request_.request, request_.images};
     job.request.cache_salt = cache_salt;
     if (request_.grammar) job.request.mask = request_.grammar->mask();
     return {std::move(job)};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/base64.h"
 #include "serve/api_error.h"
 #include "serve/openai/text_request.h"
 
@@ -29,7 +30,60 @@ Json call_of(const Json& given, const std::string& path) {
   return call;
 }
 
-Json message_of(const Json& given, const std::string& path) {
+// The picture of a part of type image_url: {"url": "data:image/png;base64,..."}.
+Image image_of(const Json& given, const std::string& path, std::int64_t max_pixels) {
+  Fields fields = Fields::of(given, path);
+  const std::string url = fields.need_text("url");
+  fields.refuse_unless("detail", "auto", "is supported as auto alone");
+  fields.end();
+  constexpr std::string_view scheme = "data:", encoding = ";base64,";
+  const std::string_view text = url;
+  const auto begin = text.find(encoding);
+  if (!text.starts_with(scheme) || begin == text.npos || begin > 64)
+    bad_request(path + ".url", "'", path, ".url' must be data:image/png;base64,... (or jpeg, bmp): nothing is fetched");
+  const auto bytes = from_base64(text.substr(begin + encoding.size()));
+  if (!bytes) bad_request(path + ".url", "'", path, ".url' is not base64");
+  try {
+    return decode_image(std::as_bytes(std::span(*bytes)), "'" + path + ".url'", max_pixels);
+  } catch (const InvalidArgument& error) {
+    bad_request(path + ".url", error.what());
+  }
+}
+
+// As templates of models that take pictures expect it: parts. Adds to `bytes` those of its texts.
+Json parts_of(const Json& content, const std::string& path, std::vector<Image>& images, std::size_t& bytes) {
+  Json parts = Json::array();
+  const auto add_text = [&](const std::string& text) {
+    bytes += text.size();
+    parts.push_back({{"type", "text"}, {"text", text}});
+  };
+  if (content.is_string()) {
+    add_text(content.get<std::string>());
+    return parts;
+  }
+  if (!content.is_array())
+    bad_request(path, "'", path, "' must be a string or an array of parts, found ", kind_of(content));
+  for (std::size_t i = 0; i < content.size(); ++i) {
+    Fields part = Fields::of(content[i], str(path, '[', i, ']'));
+    const std::string type = part.need_text("type");
+    if (type == "image_url") {
+      std::int64_t left = kMaxRequestPixels;
+      for (const Image& image : images) left -= image.height * image.width;
+      images.push_back(image_of(part.need_object("image_url"), part.path("image_url"), left));
+      parts.push_back({{"type", "image"}});
+    } else if (type == "text") {
+      add_text(part.need_text("text"));
+    } else {
+      throw ApiError(400, str("'", part.path("type"), "' is '", type, "': text and image_url are supported"),
+                     part.path("type"), "unsupported_parameter");
+    }
+    part.end();
+  }
+  return parts;
+}
+
+// `images`: of a model that takes pictures; null: it takes none. Adds to `bytes` those of the content's texts.
+Json message_of(const Json& given, const std::string& path, std::vector<Image>* images, std::size_t& bytes) {
   Fields fields = Fields::of(given, path);
   std::string role = fields.need_text("role");
   if (std::ranges::find(kRoles, role) == std::end(kRoles))
@@ -44,8 +98,14 @@ Json message_of(const Json& given, const std::string& path) {
       calls.push_back(call_of((*given_calls)[i], str(path, ".tool_calls[", i, ']')));
   }
   const Json* content = calls.empty() ? &fields.need("content") : fields.find("content");
-  Json message = {{"role", role},
-                  {"content", content ? text_of_parts(*content, fields.path("content"), {"text"}, {}, "\n") : ""}};
+  Json message = {{"role", role}, {"content", ""}};
+  if (content && images) {
+    message["content"] = parts_of(*content, fields.path("content"), *images, bytes);
+  } else if (content) {
+    std::string text = text_of_parts(*content, fields.path("content"), {"text"}, {}, "\n");
+    bytes += text.size();
+    message["content"] = std::move(text);
+  }
   if (!calls.empty()) message["tool_calls"] = std::move(calls);
   if (role == "tool") {
     if (const auto id = fields.text("tool_call_id")) message["tool_call_id"] = *id;
@@ -87,7 +147,7 @@ void check_template_variables(const Json& variables, const std::string& path) {
 }
 
 std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits, const Json& tools,
-                           bool add_generation_prompt) {
+                           bool add_generation_prompt, std::vector<Image>* images) {
   const Json& given = fields.need_array("messages");
   if (given.empty()) bad_request("messages", "'messages' must have at least one message");
   Json variables = model.template_variables;
@@ -97,10 +157,10 @@ std::string chat_prompt_of(Fields& fields, const ServedModel& model, const Reque
   }
   Json messages = Json::array();
   std::size_t bytes = 0;
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    messages.push_back(message_of(given[i], str("messages[", i, ']')));
-    bytes += messages.back()["content"].get_ref<const std::string&>().size();
-  }
+  std::vector<Image> none;
+  std::vector<Image>* const taken = model.language->info().images ? &(images ? *images : none) : nullptr;
+  for (std::size_t i = 0; i < given.size(); ++i)
+    messages.push_back(message_of(given[i], str("messages[", i, ']'), taken, bytes));
   if (!tools.empty()) {
     bytes += tools.dump().size();
     variables["tools"] = tools;

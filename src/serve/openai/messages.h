@@ -3,7 +3,9 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "graft/image.h"
 #include "serve/json_fields.h"
 #include "serve/models.h"
 
@@ -17,12 +19,17 @@ std::string text_of_parts(const Json& content, const std::string& path, std::ini
 // Variables of a chat template that callers give. Throws ApiError (400) for those that requests have by themselves.
 void check_template_variables(const Json& variables, const std::string& path);
 
+// The most pixels of all pictures of a request.
+inline constexpr std::int64_t kMaxRequestPixels = std::int64_t{1} << 25;
+
 // Reads "messages" and "chat_template_kwargs" and applies the model's chat template; the prompt ends where the answer
 // begins. Throws ApiError (400) for messages that are not as OpenAI's API has them, hold something else than text, or
 // that the template refuses.
 // `tools`: as OpenAI's API has them, which the template is told of. `add_generation_prompt`: false for a prompt that
-// ends with the last message.
+// ends with the last message. `images`: of a model that takes pictures, those of parts of type image_url are added to
+// them in order; null: there may be none.
 std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits,
-                           const Json& tools = Json::array(), bool add_generation_prompt = true);
+                           const Json& tools = Json::array(), bool add_generation_prompt = true,
+                           std::vector<Image>* images = nullptr);
 
 }  // namespace graft::serve

@@ -42,7 +42,7 @@ class TextAnswer {
   std::vector<Job> jobs(std::uint64_t cache_salt) const {
     std::vector<Job> jobs;
     for (std::size_t i = 0; i < texts(); ++i) {
-      Job job{request_.prompts[prompt_of(i)], request_.options, request_.request};
+      Job job{request_.prompts[prompt_of(i)], request_.options, request_.request, request_.images};
       job.options.seed += i;
       job.request.cache_salt = cache_salt;
       if (request_.grammar) job.request.mask = request_.grammar->mask();

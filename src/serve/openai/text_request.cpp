@@ -3,6 +3,7 @@
 #include <charconv>
 #include <random>
 
+#include "llm/images.h"
 #include "serve/openai/messages.h"
 #include "serve/openai/structured.h"
 #include "serve/tools/tools.h"
@@ -138,6 +139,11 @@ void check_prompts(const TextRequest& request, const RequestLimits& limits, cons
     if (prompt.empty()) bad_request(param, "the prompt has no tokens");
     if (static_cast<std::int64_t>(prompt.size()) > capacity)
       throw context_exceeded(std::ssize(prompt), capacity, param);
+    try {
+      llm::check_placeholders(request.model->language->info(), prompt, request.images.get());
+    } catch (const InvalidArgument& error) {
+      bad_request(param, error.what());
+    }
   }
 }
 
@@ -251,7 +257,8 @@ TextRequest read_chat(const Json& json, const App& app) {
     fields.refuse(name);
   fields.refuse_unless("modalities", Json::array({"text"}), "is supported as [\"text\"] alone");
   fields.refuse_unless("store", false, "is not supported: nothing is kept");
-  std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits, tools.tools);
+  std::vector<Image> images;
+  std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits, tools.tools, true, &images);
   fields.end();
   request.style = answer_style(*request.model, tools, prompt);
   request.options.kept_special_token_ids = special_tags_of(*request.model->language->tokenizer(), request.style);
@@ -263,7 +270,13 @@ TextRequest read_chat(const Json& json, const App& app) {
     throw ApiError(400, "the chat template begins the answer with reasoning, which has no form", "response_format",
                    "unsupported_parameter");
   }
-  request.prompts.push_back(request.model->language->encode(prompt, false));
+  try {
+    ImagePrompt encoded = request.model->language->encode_with_images(prompt, images, false);
+    request.prompts.push_back(std::move(encoded.tokens));
+    request.images = std::move(encoded.images);
+  } catch (const InvalidArgument& error) {
+    bad_request("messages", error.what());
+  }
   check_prompts(request, app.options.limits, "messages");
   return request;
 }

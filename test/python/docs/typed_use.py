@@ -77,6 +77,9 @@ def text(model: torch.nn.Module) -> None:
     assert_type(graft.export_llm("folder", "llm.pte", quantize={"*": "q4_k"}), Path)
     generator = graft.TextGenerator("llm.pte", rows=2)
     assert_type(generator.generate("Once", max_new_tokens=3).text, str)
+    content = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+    assert_type(generator.generate("What is this?", images=["cat.png", graft.load_image("cat.png")]).text, str)
+    generator.generate([{"role": "user", "content": content}], images=[Path("cat.png")])
     batch = graft.BatchGenerator("llm.pte")
     request = batch.submit([{"role": "user", "content": "Hi"}], temperature=0.5)
     while batch.step():

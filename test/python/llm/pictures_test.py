@@ -325,6 +325,19 @@ def test_text_alone(smolvlm: Made, tmp_path: Path) -> None:
     assert "takes no pictures: the package is of text alone" in run_cli(*given, code=1).stderr
 
 
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_weights_stay_in_their_files(tmp_path: Path, name: str) -> None:
+    """transformers renames those of these models when it loads them."""
+    folder = BY_NAME[name].save(tmp_path / "model")
+    package = graft.export_llm(folder, tmp_path / "m.pte", weights="external")
+    whole = graft.export_llm(folder, tmp_path / "whole.pte")
+    weights = (folder / "model.safetensors").stat().st_size
+    assert package.stat().st_size < whole.stat().st_size - 0.8 * weights
+    text, images = BY_NAME[name].place, [picture(40, 60, 1)]
+    answers = [graft.TextGenerator(path, threads=1).generate(text, images=images, max_new_tokens=8).tokens for path in (package, whole)]
+    assert answers[0] == answers[1]
+
+
 def test_a_model_in_memory(smolvlm: Made, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="expected the processor of a SmolVLMForConditionalGeneration in memory"):
         graft.export_llm(smolvlm.eager, tmp_path / "m.pte")
