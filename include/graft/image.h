@@ -52,13 +52,15 @@ struct ImageProcessing {
   std::array<float, 3> mean = {0, 0, 0}, std = {1, 1, 1};  // of each channel: (x * rescale_factor - mean) / std
 };
 
-// What models of pictures and text do whose towers take tiles (Idefics3, SmolVLM): the longer edge becomes
-// `longest_edge`, then both become whole tiles. A picture of several tiles is seen whole besides, as small as a tile.
+// What models of pictures and text do whose towers take tiles (Idefics3, SmolVLM, InternVL): the longer edge becomes
+// `longest_edge`, then both become whole tiles; or there are from min_tiles to max_tiles, in the rows and columns whose
+// shape is nearest to the picture's. A picture of several tiles is seen whole besides, as small as a tile.
 struct TileProcessing {
   std::int64_t longest_edge = 1456, largest_edge = 4096, tile = 364;
-  bool split = true;                               // false: one tile, whatever the shape
-  std::int64_t max_rows = 6, max_columns = 6;      // of tiles
-  ImageProcessing each = {};                       // filter and normalization; its sizes play no part
+  bool split = true;                           // false: one tile, whatever the shape
+  std::int64_t max_rows = 6, max_columns = 6;  // of tiles
+  std::int64_t min_tiles = 1, max_tiles = 0;   // max_tiles 0: by longest_edge
+  ImageProcessing each = {};                   // filter and normalization; its sizes play no part
 };
 
 // What models do whose towers take patches (Qwen-VL): a picture keeps about its size and shape.

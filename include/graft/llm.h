@@ -88,7 +88,8 @@ struct ImagesInfo {
   std::int64_t width = 0;      // of a row
   std::string place;           // what stands for a picture where the text does not say
   std::string before, after;   // the placeholders of a picture in one piece
-  std::string before_tile;     // of several tiles; "{row}" and "{column}" are their numbers, from 1 on
+  std::string before_tiles;    // the first of several tiles
+  std::string before_tile;     // each of them; "{row}" and "{column}" are their numbers, from 1 on
   std::string after_row;       // of tiles
   std::string before_whole;    // of the picture as a whole, behind its tiles; `after` follows it
 };

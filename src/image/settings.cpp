@@ -26,7 +26,8 @@ std::int64_t number_in(const Json& json, const char* name, std::int64_t least, s
   return found;
 }
 
-constexpr std::int64_t kLargestEdge = 1 << 14;  // so that squares of it are pictures
+constexpr std::int64_t kLargestEdge = 1 << 13;  // so that squares of it are pictures
+constexpr std::int64_t kMaxTiles = 1 << 10;
 
 }  // namespace
 
@@ -49,12 +50,17 @@ ImageProcessing processing_in(const Json& json) {
 
 TileProcessing tile_processing_in(const Json& json) {
   TileProcessing out;
-  out.longest_edge = number_in(json, "longest_edge", 1, kLargestEdge);
-  out.largest_edge = number_in(json, "largest_edge", 1, kLargestEdge);
   out.tile = number_in(json, "tile", 1, kLargestEdge);
-  out.split = json.at("split").get<bool>();
-  out.max_rows = number_in(json, "max_rows", 1, kLargestEdge);
-  out.max_columns = number_in(json, "max_columns", 1, kLargestEdge);
+  if (json.contains("max_tiles")) {
+    out.max_tiles = number_in(json, "max_tiles", 1, kMaxTiles);
+    out.min_tiles = number_in(json, "min_tiles", 1, out.max_tiles);
+  } else {
+    out.longest_edge = number_in(json, "longest_edge", 1, kLargestEdge);
+    out.largest_edge = number_in(json, "largest_edge", 1, kLargestEdge);
+    out.split = json.at("split").get<bool>();
+    out.max_rows = number_in(json, "max_rows", 1, kLargestEdge);
+    out.max_columns = number_in(json, "max_columns", 1, kLargestEdge);
+  }
   out.each = processing_in(json);
   return out;
 }

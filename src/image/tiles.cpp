@@ -1,12 +1,13 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/check.h"
 #include "base/rethrow.h"
 #include "image/normalize.h"
 #include "image/prompt_images.h"
 
-// As Idefics3ImageProcessor and SmolVLMImageProcessor of transformers.
+// As Idefics3ImageProcessor, SmolVLMImageProcessor and GotOcr2ImageProcessor of transformers.
 namespace graft::image {
 namespace {
 
@@ -41,6 +42,28 @@ Size whole_tiles(Size from, std::int64_t tile) {
   return {up(height), up(width)};
 }
 
+// The rows and columns whose shape is nearest to the picture's; of equally near ones the most tiles that have at most
+// twice the picture's pixels.
+Size arrangement(const TileProcessing& processing, Size from) {
+  const double aspect = static_cast<double>(from.second) / static_cast<double>(from.first);
+  const double area = static_cast<double>(from.first) * static_cast<double>(from.second);
+  const double tile = static_cast<double>(processing.tile * processing.tile);
+  std::vector<Size> all;  // by tiles, and of equally many by columns
+  for (std::int64_t columns = 1; columns <= processing.max_tiles; ++columns)
+    for (std::int64_t rows = 1; rows * columns <= processing.max_tiles; ++rows)
+      if (rows * columns >= processing.min_tiles) all.emplace_back(rows, columns);
+  std::ranges::stable_sort(all, {}, [](Size size) { return size.first * size.second; });
+  Size best{1, 1};
+  double least = std::numeric_limits<double>::infinity();
+  for (const Size& size : all) {
+    const double apart = std::abs(aspect - static_cast<double>(size.second) / static_cast<double>(size.first));
+    const bool as_near = apart == least && area > 0.5 * tile * static_cast<double>(size.first * size.second);
+    if (apart < least || as_near) best = size;
+    least = std::min(least, apart);
+  }
+  return best;
+}
+
 void add_tile(const Image& image, std::int64_t top, std::int64_t left, std::int64_t tile, const ChannelValues& values,
               std::vector<float>& out) {
   for (std::size_t c = 0; c < values.size(); ++c)
@@ -59,13 +82,21 @@ Tiles tiles_of(const TileProcessing& processing, const Image& image) {
   };
   GRAFT_CHECK(InvalidArgument, image.height >= 1 && image.width >= 1, "a picture has ", image.height, " x ",
               image.width, " pixels");
-  const Size size = resized(processing, {image.height, image.width});
+  const bool by_count = processing.max_tiles > 0;
+  const Size from{image.height, image.width}, size = by_count ? from : resized(processing, from);
   Tiles out;
-  const Size whole = processing.split ? whole_tiles(size, tile) : Size{tile, tile};
+  Size whole{tile, tile};
+  if (by_count) {
+    const auto [rows, columns] = arrangement(processing, from);
+    whole = {rows * tile, columns * tile};
+  } else if (processing.split) {
+    whole = whole_tiles(size, tile);
+  }
   if (whole.first > tile || whole.second > tile) {
     out.rows = whole.first / tile;
     out.columns = whole.second / tile;
-    GRAFT_CHECK(InvalidArgument, out.rows <= processing.max_rows && out.columns <= processing.max_columns,
+    GRAFT_CHECK(InvalidArgument,
+                by_count || (out.rows <= processing.max_rows && out.columns <= processing.max_columns),
                 "a picture of ", image.height, " x ", image.width, " pixels has ", out.rows, " x ", out.columns,
                 " tiles of ", tile, " pixels, the model takes ", processing.max_rows, " x ", processing.max_columns);
   }
@@ -74,7 +105,7 @@ Tiles tiles_of(const TileProcessing& processing, const Image& image) {
   for (std::int64_t row = 0; row < out.rows; ++row)
     for (std::int64_t column = 0; column < out.columns; ++column)
       add_tile(sized, row * tile, column * tile, tile, values, out.pixels);
-  if (out.rows > 0) sized = fit(sized, {tile, tile});
+  if (out.rows > 0) sized = fit(by_count ? image : sized, {tile, tile});
   add_tile(sized, 0, 0, tile, values, out.pixels);
   return out;
 }

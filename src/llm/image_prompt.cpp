@@ -53,6 +53,7 @@ Seen see(const ImagesInfo& info, const Image& image) {
                     out.one.pixels = std::move(tiles.pixels);
                     out.one.rows = (tiles.rows * tiles.columns + 1) * info.rows;
                     const std::string placeholders = repeated(info.token, info.rows);
+                    if (tiles.rows > 0) out.text += info.before_tiles;
                     for (std::int64_t r = 0; r < tiles.rows; ++r) {
                       for (std::int64_t c = 0; c < tiles.columns; ++c)
                         out.text += numbered(info.before_tile, r + 1, c + 1) + placeholders;
@@ -132,6 +133,7 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
   info.place = text_in(text, "place");
   info.before = text_in(text, "before");
   info.after = text_in(text, "after");
+  info.before_tiles = text_in(text, "before_tiles");
   info.before_tile = text_in(text, "before_tile");
   info.after_row = text_in(text, "after_row");
   info.before_whole = text_in(text, "before_whole");

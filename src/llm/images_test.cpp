@@ -204,7 +204,7 @@ TEST(Images, WrongDescriptions) {
   expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "other", )", 1).c_str()); }, "no processing of pictures 'other'");
   expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "fixed", )", 0).c_str()); }, "'rows' of 'images' is 0");
   expect_error<InvalidProgram>([&] { parse(R"({"token_id": 24})"); }, "'token_id' of 'images' must be from 0 to 23, found 24");
-  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "tiles", "longest_edge": 0, )", 1).c_str()); }, "'longest_edge' must be from 1 to 16384, found 0");
+  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "tiles", "tile": 0, )", 1).c_str()); }, "'tile' must be from 1 to 8192, found 0");
   EXPECT_EQ(parse(of(R"({"kind": "fixed", )", 1).c_str()).rows, 1);
 }
 

@@ -64,12 +64,12 @@ class PatchTower:
         self.forward = forward
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        groups, size = 3, self.group
-        given = [torch.zeros(groups, size, self.patch), torch.zeros(groups, size, 2, dtype=torch.long)]
+        groups, size, f32 = 3, self.group, torch.float32
+        given = [torch.zeros(groups, size, self.patch, dtype=f32), torch.zeros(groups, size, 2, dtype=torch.long)]
         if self.window:
             given.append(torch.ones(groups, size, dtype=torch.bool))
         if self.has_table:
-            given += [torch.zeros(groups, size, 4, dtype=torch.long), torch.zeros(groups, size, 4)]
+            given += [torch.zeros(groups, size, 4, dtype=torch.long), torch.zeros(groups, size, 4, dtype=f32)]
         return tuple(given)
 
     def dims(self, most: int) -> tuple[dict[int, Any], ...]:

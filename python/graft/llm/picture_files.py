@@ -19,6 +19,7 @@ from graft.llm.pictures import FAMILIES, Pictures
 
 _LARGEST_EDGE = 4096  # of Idefics3's processor, whatever its settings say
 _TILED = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
+_COUNTED = ("GotOcr2ImageProcessor",)  # of InternVL: as many tiles as fit the picture's shape best
 _PATCHED = ("Qwen2VLImageProcessor",)
 
 
@@ -64,6 +65,8 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
             raise ExportError(f"expected a processor that gives pictures of one size, found {type(images).__name__}")
         _expect_side(checkpoint, size)
         return Preparation({"kind": "fixed", **settings}, (size[0], size[1]))
+    if checkpoint.model.config.model_type == "internvl":
+        return _counted_tiles(checkpoint, images, about)
     if family == "tiles":
         return _tiles(checkpoint, images, about)
     return Preparation(_patches(checkpoint, images, about), None)
@@ -71,8 +74,11 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
 
 def _expect_side(checkpoint: Checkpoint, size: list[int]) -> None:
     side = checkpoint.model.config.vision_config.image_size
-    if list(size) != [side, side]:
-        raise ExportError(f"expected a processor that gives pictures of {side} x {side}, found {size[0]} x {size[1]}")
+    sides = [side, side] if isinstance(side, int) else list(side)
+    if list(size) != sides or sides[0] != sides[1]:
+        raise ExportError(
+            f"expected a processor that gives square pictures of {sides[0]} x {sides[1]}, found {size[0]} x {size[1]}"
+        )
 
 
 def _plain(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +123,15 @@ def _tiles(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> Pre
     return Preparation(settings, (tile, tile))
 
 
+def _counted_tiles(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> Preparation:
+    """InternVLProcessor has crop_to_patches, whatever its image processor says."""
+    _known(images, about, _COUNTED)
+    side = about["size"]["height"]
+    _expect_side(checkpoint, [side, about["size"]["width"]])
+    tiles = {"min_tiles": about["min_patches"], "max_tiles": about["max_patches"]}
+    return Preparation({"kind": "tiles", "tile": side, **tiles, **_plain(about)}, (side, side))
+
+
 def _patches(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> dict[str, Any]:
     _known(images, about, _PATCHED)
     config, size = checkpoint.model.config.vision_config, dict(about["size"])
@@ -154,6 +169,14 @@ def _added_tokens(checkpoint: Checkpoint) -> dict[int, str]:
     return {token["id"]: token["content"] for token in tokens}
 
 
+def _special(checkpoint: Checkpoint, name: str, otherwise: str) -> str:
+    """A special token of tokenizer_config.json."""
+    given = json.loads(checkpoint.files.get("tokenizer_config.json", b"{}"))
+    more = given.get("extra_special_tokens")
+    token = given.get(name) or (more.get(name) if isinstance(more, dict) else None) or otherwise
+    return token["content"] if isinstance(token, dict) else token
+
+
 def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) -> dict[str, Any]:
     """For `graft.llm.json`."""
     config = checkpoint.model.config
@@ -163,7 +186,10 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
     if names and not token:
         raise ExportError(f"expected the token of pictures, {number}, among the added tokens of the tokenizer, found none")
     around = {"place": token}
-    if prepared.settings["kind"] == "tiles":
+    if config.model_type == "internvl":
+        begin, end = (_special(checkpoint, f"{which}_image_token", text) for which, text in (("start", "<img>"), ("end", "</img>")))
+        around.update(before=begin, before_tiles=begin, after=end)
+    elif prepared.settings["kind"] == "tiles":
         around.update(_around_tiles(checkpoint, token, pictures))
     elif prepared.settings["kind"] == "patches":
         begin, end = (names.get(getattr(config, f"vision_{which}_token_id", None), "") for which in ("start", "end"))
@@ -180,14 +206,13 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
 
 def _around_tiles(checkpoint: Checkpoint, token: str, pictures: Pictures) -> dict[str, str]:
     """The text that Idefics3Processor and SmolVLMProcessor put around the placeholders of tiles."""
-    given = json.loads(checkpoint.files.get("tokenizer_config.json", b"{}"))
     folder = checkpoint.folder
     about = folder / "processor_config.json" if folder is not None else None
     rows = json.loads(about.read_bytes()).get("image_seq_len") if about is not None and about.exists() else None
     if rows is not None and rows != pictures.rows:
         raise ExportError(f"expected an image_seq_len of {pictures.rows} in processor_config.json, found {rows}")
-    fake = given.get("fake_image_token") or "<fake_token_around_image>"
-    whole = given.get("global_image_token") or "<global-img>"
+    fake = _special(checkpoint, "fake_image_token", "<fake_token_around_image>")
+    whole = _special(checkpoint, "global_image_token", "<global-img>")
     return {
         "before": f"{fake}{whole}",
         "after": fake,

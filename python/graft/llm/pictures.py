@@ -32,6 +32,7 @@ _FIXED, _TILES, _PATCHES = "fixed", "tiles", "patches"
 FAMILIES = {
     "llava": _FIXED,
     "idefics3": _TILES,
+    "internvl": _TILES,
     "smolvlm": _TILES,
     "qwen2_vl": _PATCHES,
     "qwen2_5_vl": _PATCHES,
@@ -92,7 +93,7 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
         depth = tower.depth
     else:
         assert size is not None
-        encode = _llava(skeleton) if family == _FIXED else _idefics(skeleton, size[0])
+        encode = _encoder(skeleton, size[0])
 
         def forward(self: torch.nn.Module, pixel_values: torch.Tensor) -> torch.Tensor:
             return encode(pixel_values).flatten(0, 1)
@@ -117,14 +118,15 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
 def _output(program: ExportedProgram) -> torch.Tensor:
     (node,) = next(node for node in reversed(program.graph.nodes) if node.op == "output").args[0]
     found = node.meta["val"]
-    return torch.empty([int(n.node.hint) if isinstance(n, torch.SymInt) else n for n in found.shape], device="meta")
+    sizes = [int(n.node.hint) if isinstance(n, torch.SymInt) else n for n in found.shape]
+    return torch.empty(sizes, dtype=found.dtype, device="meta")
 
 
 def _traced_step(skeleton: torch.nn.Module, context: int, width: int, with_grid: bool) -> ExportedProgram:
     batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
     ids = torch.zeros(2, 5, dtype=torch.long)
     positions = torch.zeros(3, 2, 5, dtype=torch.long) if with_grid else ids.clone()
-    features, mask = torch.zeros(2, 5, width), torch.zeros(2, 5, dtype=torch.bool)
+    features, mask = torch.zeros(2, 5, width, dtype=torch.float32), torch.zeros(2, 5, dtype=torch.bool)
     example = (ids, positions, ids.clone(), torch.zeros(3, dtype=torch.long), features, mask)
     rows = {0: batch, 1: tokens}
     return traced(skeleton, example, (rows, {1: batch, 2: tokens} if with_grid else rows, rows, {0: kept}, rows, rows))
@@ -177,6 +179,15 @@ def _both_ways(module, query, key, value, mask, scaling, position_bias):
     return result.transpose(1, 2).contiguous()
 
 
+def _encoder(model: Any, side: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From pixels [N, 3, side, side] to features [N, rows, width]."""
+    if model.config.model_type == "llava":
+        return _llava(model)
+    if model.config.model_type == "internvl":
+        return lambda pixels: model.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+    return _idefics(model, side)
+
+
 def _llava(model: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     config, inner = model.config, model.model
     chosen = config.vision_feature_layer
@@ -221,7 +232,7 @@ def _tile_positions(kind: Any, config: Any, tile: int) -> torch.Tensor:
     module = kind(about)
     module.position_embedding.register_forward_pre_hook(lambda _, args: found.append(args[0]))
     side = tile // config.patch_size
-    kind.forward(module, torch.zeros(1, 1, tile, tile), torch.ones(1, side, side, dtype=torch.bool))
+    kind.forward(module, torch.zeros(1, 1, tile, tile, dtype=torch.float32), torch.ones(1, side, side, dtype=torch.bool))
     return found[0]
 
 

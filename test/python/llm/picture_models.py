@@ -16,6 +16,7 @@ import transformers
 _SIZES = dict(hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
 _SPECIAL = ["<s>", "</s>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 _SPECIAL += ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+_SPECIAL += ["<IMG_CONTEXT>", "<img>", "</img>"]
 _SPECIAL += [f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3)]
 CONTEXT = 512
 TEMPLATE = (
@@ -102,6 +103,16 @@ def _smolvlm() -> tuple[Any, Any]:
     return config, transformers.SmolVLMImageProcessorPil(**sizes)
 
 
+def _internvl() -> tuple[Any, Any]:
+    tower = _tower(use_qk_norm=True, norm_type="rms_norm")
+    config = transformers.InternVLConfig(
+        vision_config=tower, text_config=_text(model_type="qwen2"), image_token_id=tokens()["<IMG_CONTEXT>"],
+        image_seq_length=4,
+    )  # fmt: skip
+    images = transformers.GotOcr2ImageProcessorPil(size={"height": 32, "width": 32}, min_patches=2, max_patches=6)
+    return config, images
+
+
 def _patches(**sizes: Any) -> Any:
     given = dict(size={"shortest_edge": 256, "longest_edge": 64 * 64}, patch_size=4, merge_size=2, temporal_patch_size=2)
     return transformers.Qwen2VLImageProcessorPil(**{**given, **sizes})
@@ -159,6 +170,7 @@ PICTURE_MODELS = (
     PictureModel("llava_siglip", _llava_siglip),
     PictureModel("idefics3", _idefics3),
     PictureModel("smolvlm", _smolvlm),
+    PictureModel("internvl", _internvl, "<IMG_CONTEXT>"),
     PictureModel("qwen2_vl", _qwen2_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
     PictureModel("qwen2_5_vl", _qwen2_5_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
     PictureModel("qwen3_vl", _qwen3_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
@@ -178,6 +190,7 @@ class Processor:
             "llava": ("LlavaProcessor", "llava"),
             "idefics3": ("Idefics3Processor", "idefics3"),
             "smolvlm": ("SmolVLMProcessor", "smolvlm"),
+            "internvl": ("InternVLProcessor", "internvl"),
         }.get(config.model_type, ("Qwen2_5_VLProcessor", "qwen2_5_vl"))
         self.kind = getattr(__import__(f"transformers.models.{module}.processing_{module}", fromlist=[kind]), kind)
         self.patch_size = getattr(config.vision_config, "patch_size", None)
@@ -188,10 +201,14 @@ class Processor:
         self.global_image_tag = self.global_image_token
         self.image_processor = self.images
         side = 32 // 8 // 2
-        self.image_seq_len = side * side
+        self.image_seq_len = self.image_seq_length = side * side
+        self.start_image_token, self.end_image_token = "<img>", "</img>"
 
     def prepared(self, pictures: list[np.ndarray]) -> dict[str, torch.Tensor]:
         more = {"return_row_col_info": True} if self.config.model_type in ("idefics3", "smolvlm") else {}
+        if self.config.model_type == "internvl":
+            files = [PIL.Image.fromarray(image) for image in pictures]
+            return dict(self.images(images=files, return_tensors="pt", crop_to_patches=True)) if pictures else {}
         files = [PIL.Image.fromarray(image) for image in pictures]  # of arrays it guesses what the channels are
         nested = [files] if more else files
         return dict(self.images(images=nested, return_tensors="pt", **more)) if pictures else {}
@@ -202,7 +219,8 @@ class Processor:
         assert len(parts) == len(pictures) + 1
         for i in range(len(pictures)):
             parts[i] += self.kind.replace_image_token(self, given, i)
-        given.pop("rows", None), given.pop("cols", None)
+        for name in ("rows", "cols", "num_patches"):
+            given.pop(name, None)
         ids = torch.tensor([self.tokenizer("".join(parts))["input_ids"]])
         out = dict(given, input_ids=ids, attention_mask=torch.ones_like(ids))
         if "image_grid_thw" in given or self.config.model_type.startswith("qwen"):

@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ class Made:
         names = ("pixel_values", "image_grid_thw", "pixel_attention_mask")
         found = self.eager.get_image_features(**{name: given[name] for name in names if name in given}, return_dict=True)
         deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", None) or []]
-        return torch.cat([torch.cat(list(found.pooler_output)), *deep], -1)
+        rows = found.pooler_output
+        return torch.cat([torch.cat(list(rows)) if not torch.is_tensor(rows) else rows.flatten(0, 1), *deep], -1)
 
     def logits(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
         # generate() computes the positions; a call of the model alone would keep those of the call before.
@@ -215,10 +217,17 @@ def test_messages(made: Made) -> None:
 # Files and the command line -------------------------------------------------------------------------------------------
 
 
-def run_cli(*args: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([binary(), *map(str, args)], capture_output=True, text=True, errors="replace")
-    assert done.returncode == code, done.stderr
-    return done
+@dataclass(frozen=True)
+class Output:
+    stdout: str
+    stderr: str
+
+
+def run_cli(*args: object, code: int = 0) -> Output:
+    done = subprocess.run([binary(), *map(str, args)], capture_output=True)
+    output = Output(done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    assert done.returncode == code, output.stderr
+    return output
 
 
 def said(made: Made, text: str, images: Sequence[np.ndarray], count: int) -> str:
