@@ -78,20 +78,20 @@ struct EncoderInfo {
   std::optional<SpeechInfo> speech = {};
 };
 
-// For a model of pictures and text (LLaVA, SmolVLM, Qwen-VL): how pictures become the input of its tower, and what stands
-// for them in a prompt.
+// For a model of pictures and text (LLaVA, SmolVLM, Qwen-VL): how pictures become the input of its tower, and what
+// stands for them in a prompt.
 struct ImagesInfo {
   std::variant<ImageProcessing, TileProcessing, PatchProcessing> processing;
-  std::string token;           // in the text of a prompt, the place of a picture
-  std::int64_t token_id = 0;   // of a placeholder: as many as the picture has rows of features
-  std::int64_t rows = 0;       // of features, of a picture of one size or of a tile; 0: by its patches
-  std::int64_t width = 0;      // of a row
-  std::string place;           // what stands for a picture where the text does not say
-  std::string before, after;   // the placeholders of a picture in one piece
-  std::string before_tiles;    // the first of several tiles
-  std::string before_tile;     // each of them; "{row}" and "{column}" are their numbers, from 1 on
-  std::string after_row;       // of tiles
-  std::string before_whole;    // of the picture as a whole, behind its tiles; `after` follows it
+  std::string token;          // in the text of a prompt, the place of a picture
+  std::int64_t token_id = 0;  // of a placeholder: as many as the picture has rows of features
+  std::int64_t rows = 0;      // of features, of a picture of one size or of a tile; 0: by its patches
+  std::int64_t width = 0;     // of a row
+  std::string place;          // what stands for a picture where the text does not say
+  std::string before, after;  // the placeholders of a picture in one piece
+  std::string before_tiles;   // the first of several tiles
+  std::string before_tile;    // each of them; "{row}" and "{column}" are their numbers, from 1 on
+  std::string after_row;      // of tiles
+  std::string before_whole;   // of the picture as a whole, behind its tiles; `after` follows it
 };
 
 // Of a model that was exported in stages: the layers of a package are a part of all.
@@ -120,8 +120,8 @@ struct LanguageModelInfo {
 
 // Text and pictures, ready for a generator. Copies share the pictures.
 struct ImagePrompt {
-  std::vector<std::int64_t> tokens;                           // with placeholders
-  std::shared_ptr<const llm::PreparedImages> images = {};     // null: there are none
+  std::vector<std::int64_t> tokens;                        // with placeholders
+  std::shared_ptr<const llm::PreparedImages> images = {};  // null: there are none
 };
 
 // A program that takes token ids and gives logits, with its tokenizer. Immutable; shared by any number of threads.
@@ -147,9 +147,10 @@ class GRAFT_API LanguageModel {
   // The token ids of a prompt, with the special tokens that the tokenizer adds. An empty prompt is BOS alone. Throws
   // InvalidArgument when the prompt is not UTF-8.
   std::vector<std::int64_t> encode(std::string_view prompt, bool add_special = true) const;
-  // The same of a prompt with pictures, as the model's processor of transformers prepares them. ImagesInfo::token in the
-  // prompt is the place of one; where it is nowhere, the pictures come first. Throws InvalidArgument when the model takes
-  // no pictures, for another number of places than pictures, and for a picture of more tiles than the model takes.
+  // The same of a prompt with pictures, as the model's processor of transformers prepares them. ImagesInfo::token in
+  // the prompt is the place of one; where it is nowhere, the pictures come first. Throws InvalidArgument when the model
+  // takes no pictures, for another number of places than pictures, and for a picture of more tiles than the model
+  // takes.
   ImagePrompt encode_with_images(std::string_view prompt, std::span<const Image> images, bool add_special = true) const;
 
  private:
@@ -293,8 +294,8 @@ class GRAFT_API TextGenerator {
                                    const CancelToken* cancel = nullptr);
   Generation generate(const std::vector<std::int64_t>& prompt, const GenerationOptions& options = {},
                       const OnText& on_text = {}, const CancelToken* cancel = nullptr);
-  // The same of prompts with pictures, for a model that takes them. The tower runs when a picture's tokens are read: not
-  // where the cache has them.
+  // The same of prompts with pictures, for a model that takes them. The tower runs when a picture's tokens are read:
+  // not where the cache has them.
   std::vector<Generation> generate(std::span<const ImagePrompt> prompts, const GenerationOptions& options = {},
                                    const OnText& on_text = {}, const CancelToken* cancel = nullptr);
   Generation generate(const ImagePrompt& prompt, const GenerationOptions& options = {}, const OnText& on_text = {},
@@ -442,10 +443,10 @@ struct ChatMessage {
 GRAFT_API std::string chat_prompt(const LanguageModel& model, std::span<const ChatMessage> messages,
                                   std::string_view chat_template = {});
 
-// The prompt of a question about pictures: a conversation of one message that begins with them, with the chat template of
-// the model's tokenizer or `chat_template`. Where there is no template, or `text` has places of pictures itself
-// (ImagesInfo::token), or there are no pictures, it is LanguageModel::encode_with_images. Throws what that and chat_prompt
-// throw.
+// The prompt of a question about pictures: a conversation of one message that begins with them, with the chat template
+// of the model's tokenizer or `chat_template`. Where there is no template, or `text` has places of pictures itself
+// (ImagesInfo::token), or there are no pictures, it is LanguageModel::encode_with_images. Throws what that and
+// chat_prompt throw.
 GRAFT_API ImagePrompt image_prompt(const LanguageModel& model, std::string_view text, std::span<const Image> images,
                                    std::string_view chat_template = {});
 

@@ -7,8 +7,12 @@ namespace {
 
 // RFC 4648, section 10.
 TEST(Base64, Texts) {
-  const std::pair<const char*, const char*> cases[] = {{"", ""},         {"f", "Zg=="},        {"fo", "Zm8="},
-                                                       {"foo", "Zm9v"},  {"foob", "Zm9vYg=="}, {"fooba", "Zm9vYmE="},
+  const std::pair<const char*, const char*> cases[] = {{"", ""},
+                                                       {"f", "Zg=="},
+                                                       {"fo", "Zm8="},
+                                                       {"foo", "Zm9v"},
+                                                       {"foob", "Zm9vYg=="},
+                                                       {"fooba", "Zm9vYmE="},
                                                        {"foobar", "Zm9vYmFy"}};
   for (const auto& [bytes, text] : cases) EXPECT_EQ(from_base64(text), bytes);
   EXPECT_EQ(from_base64("Zm9vYg"), "foob");

@@ -67,8 +67,7 @@ Array read_features(const std::string& path) {
   return features;
 }
 
-void print_logits(TextGenerator& generator, std::span<const ImagePrompt> prompts,
-                  const CancelToken& cancel) {
+void print_logits(TextGenerator& generator, std::span<const ImagePrompt> prompts, const CancelToken& cancel) {
   Decoder& decoder = generator.decoder();
   const std::int64_t vocabulary = decoder.model().info().vocab_size;
   RunOptions options;
@@ -112,10 +111,9 @@ int generate(const GenerateArgs& args) {
     if (!encoder || !encoder->takes_features) fail("--features: the model has no encoder of features");
     features = read_features(args.features_file);
   }
-  const auto prompts =
-      features ? std::vector<ImagePrompt>(static_cast<std::size_t>(features->tensor.shape[0]),
-                                          {encoder->decoder_start_token_ids})
-               : encode_prompts(args, *model);
+  const auto prompts = features ? std::vector<ImagePrompt>(static_cast<std::size_t>(features->tensor.shape[0]),
+                                                           {encoder->decoder_start_token_ids})
+                                : encode_prompts(args, *model);
   options.adapters = load_adapters(args.decode, model, prompts.size());
   std::int64_t longest = 0;
   for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt.tokens));

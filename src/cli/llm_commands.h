@@ -39,7 +39,7 @@ struct GenerateArgs {
   std::string prompt_file;
   std::string messages_file;
   std::vector<std::string> images;  // of one prompt, of a model that takes pictures
-  std::string features_file;  // of a model with an encoder of features, a .npy
+  std::string features_file;        // of a model with an encoder of features, a .npy
   std::string chat_template;
   bool all_logits = false;
 };

@@ -26,8 +26,8 @@ Image decoded(std::span<const std::byte> file, const std::string& label, std::in
   int width = 0, height = 0, channels = 0;
   GRAFT_CHECK(InvalidArgument, stbi_info_from_memory(bytes, size, &width, &height, &channels) != 0, label,
               " cannot be read: expected PNG, JPEG or BMP, found ", file.size(), " bytes of something else");
-  GRAFT_CHECK(InvalidArgument, width >= 1 && height >= 1 && std::int64_t{width} * height <= max_pixels, label,
-              " has ", width, " x ", height, " pixels: expected 1 to ", max_pixels);
+  GRAFT_CHECK(InvalidArgument, width >= 1 && height >= 1 && std::int64_t{width} * height <= max_pixels, label, " has ",
+              width, " x ", height, " pixels: expected 1 to ", max_pixels);
   GRAFT_CHECK(InvalidArgument, stbi_is_16_bit_from_memory(bytes, size) == 0, label,
               " has 16 bits for each channel; 8 are supported");
   const std::unique_ptr<stbi_uc, Free> pixels(stbi_load_from_memory(bytes, size, &width, &height, &channels, 3));

@@ -43,8 +43,8 @@ struct Between {
 };
 
 Between between(std::int64_t i, std::int64_t n, std::int64_t side) {
-  const float at = static_cast<float>(i) * static_cast<float>(side - 1) /
-                   static_cast<float>(std::max<std::int64_t>(n - 1, 1));
+  const float at =
+      static_cast<float>(i) * static_cast<float>(side - 1) / static_cast<float>(std::max<std::int64_t>(n - 1, 1));
   const float floor = std::floor(at);
   const auto first = static_cast<std::int64_t>(floor);
   return {std::min(first, side - 1), std::min(first + 1, side - 1), std::max(1 - std::abs(at - floor), 0.F),
@@ -59,8 +59,8 @@ Patches patches_of(const PatchProcessing& processing, const Image& image) {
               "expected a picture of 1 to ", kMaxImagePixels, " pixels, found ", height, " x ", width);
   // As Python divides.
   const double aspect = static_cast<double>(std::max(height, width)) / static_cast<double>(std::min(height, width));
-  GRAFT_CHECK(InvalidArgument, aspect <= kMostAspect, "a picture of ", height, " x ", width,
-              " pixels is more than ", kMostAspect, " times as long as it is wide");
+  GRAFT_CHECK(InvalidArgument, aspect <= kMostAspect, "a picture of ", height, " x ", width, " pixels is more than ",
+              kMostAspect, " times as long as it is wide");
   const Size size = resized(processing, {height, width});
   const Image sized = resize(image, size.first, size.second, processing.each.resample);
   const ChannelValues values = channel_values(processing.each);

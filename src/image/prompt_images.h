@@ -18,11 +18,11 @@ Tiles tiles_of(const TileProcessing& processing, const Image& image);
 
 // A picture as the towers of Qwen-VL see it: groups of patches.
 struct Patches {
-  std::int64_t rows = 0, columns = 0;    // of patches
-  std::int64_t groups = 0, group = 0;    // of so many patches each
-  std::vector<float> pixels;             // [groups, group, channels * times * size * size]
-  std::vector<std::int64_t> positions;   // [groups, group, 2]: row and column
-  std::vector<std::uint8_t> valid;       // [groups, group]: 0 where a window reaches beyond the picture; of windows alone
+  std::int64_t rows = 0, columns = 0;   // of patches
+  std::int64_t groups = 0, group = 0;   // of so many patches each
+  std::vector<float> pixels;            // [groups, group, channels * times * size * size]
+  std::vector<std::int64_t> positions;  // [groups, group, 2]: row and column
+  std::vector<std::uint8_t> valid;  // [groups, group]: 0 where a window reaches beyond the picture; of windows alone
   std::vector<std::int64_t> table_rows;  // [groups, group, 4]; of a table of positions alone
   std::vector<float> table_weights;
   std::vector<std::int64_t> order;  // of each row of the picture's features, the tower's

@@ -95,8 +95,7 @@ Tiles tiles_of(const TileProcessing& processing, const Image& image) {
   if (whole.first > tile || whole.second > tile) {
     out.rows = whole.first / tile;
     out.columns = whole.second / tile;
-    GRAFT_CHECK(InvalidArgument,
-                by_count || (out.rows <= processing.max_rows && out.columns <= processing.max_columns),
+    GRAFT_CHECK(InvalidArgument, by_count || (out.rows <= processing.max_rows && out.columns <= processing.max_columns),
                 "a picture of ", image.height, " x ", image.width, " pixels has ", out.rows, " x ", out.columns,
                 " tiles of ", tile, " pixels, the model takes ", processing.max_rows, " x ", processing.max_columns);
   }

@@ -165,8 +165,7 @@ void BatchGenerator::Impl::join() {
     for (std::size_t r = 0; r < loop.rows().size(); ++r) {
       if (loop.rows()[r]) continue;
       // The logits of a prompt that is in the cache are not known.
-      const std::int64_t same =
-          first.wants_prompt_logprobs() ? 0 : loop.reusable(r, first);
+      const std::int64_t same = first.wants_prompt_logprobs() ? 0 : loop.reusable(r, first);
       if (same > most || (same == most && row_ids_[r] < row_ids_[best])) {
         most = same;
         best = r;

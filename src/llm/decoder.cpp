@@ -281,8 +281,7 @@ std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std
               call.cache_positions.begin() + static_cast<std::ptrdiff_t>(begin), kPadding);
     for (std::size_t i = 0; i < count; ++i) {
       call.ids[begin + i] = rows[r][i];
-      call.cache_positions[begin + i] =
-          lengths_[static_cast<std::size_t>(sequences[r])] + static_cast<std::int64_t>(i);
+      call.cache_positions[begin + i] = lengths_[static_cast<std::size_t>(sequences[r])] + static_cast<std::int64_t>(i);
     }
     place(call, static_cast<std::size_t>(sequences[r]), r, begin, count);
   }
@@ -382,9 +381,9 @@ void Decoder::Impl::truncate(std::size_t row, std::int64_t length) {
 void Decoder::Impl::truncate_by_user(std::size_t row, std::int64_t length) {
   const auto* images = row < images_.size() ? images_[row].prepared.get() : nullptr;
   const bool without = images != nullptr && length <= images->begin;
-  GRAFT_CHECK(InvalidArgument, images == nullptr || without || length >= std::min(images->end, lengths_[row]), "sequence ",
-              row, " cannot go back to ", length, " tokens: there are pictures from ", images->begin, " to ",
-              images->end);
+  GRAFT_CHECK(InvalidArgument, images == nullptr || without || length >= std::min(images->end, lengths_[row]),
+              "sequence ", row, " cannot go back to ", length, " tokens: there are pictures from ", images->begin,
+              " to ", images->end);
   truncate(row, length);
   if (without) images_[row] = {};
 }

@@ -166,7 +166,8 @@ ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::sp
     return {model.encode(prompt, add_special), {}};
   }
   GRAFT_CHECK(InvalidArgument, is_utf8(prompt), "the prompt is not UTF-8");
-  GRAFT_CHECK(NotFound, !info->token.empty(), "the package does not say what stands for pictures in a text: it was "
+  GRAFT_CHECK(NotFound, !info->token.empty(),
+              "the package does not say what stands for pictures in a text: it was "
               "exported without a tokenizer");
   std::vector<std::string_view> between;  // of the places of pictures
   const auto split = [&](std::string_view text) {
@@ -197,8 +198,8 @@ ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::sp
   }
   ImagePrompt out{model.tokenizer()->encode(text, {.add_special = add_special}), {}};
   const std::int64_t found = std::ranges::count(out.tokens, info->token_id);
-  GRAFT_CHECK(InvalidArgument, found == prepared->rows, "the prompt has ", found, " tokens of pictures, and these have ",
-              prepared->rows, " rows of features");
+  GRAFT_CHECK(InvalidArgument, found == prepared->rows, "the prompt has ", found,
+              " tokens of pictures, and these have ", prepared->rows, " rows of features");
   prepared->keys = out.tokens;
   prepared->feature_of.assign(out.tokens.size(), -1);
   std::size_t image = 0;

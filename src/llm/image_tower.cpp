@@ -29,8 +29,8 @@ std::vector<Value> inputs_of(const image::Patches& patches) {
   std::vector<Value> out = {Value::of(view(patches.pixels, per_patch(patch))),
                             Value::of(view(patches.positions, per_patch(2)))};
   if (!patches.valid.empty())
-    out.push_back(Value::of(TensorView{const_cast<std::uint8_t*>(patches.valid.data()), DType::b8,
-                                       Shape{patches.groups, patches.group}}));
+    out.push_back(Value::of(
+        TensorView{const_cast<std::uint8_t*>(patches.valid.data()), DType::b8, Shape{patches.groups, patches.group}}));
   if (!patches.table_rows.empty()) {
     out.push_back(Value::of(view(patches.table_rows, per_patch(4))));
     out.push_back(Value::of(view(patches.table_weights, per_patch(4))));
@@ -68,8 +68,9 @@ void check_image_methods(const Program& program, const ImagesInfo& info) {
          is_tensor(step.inputs[4], DType::f32, {-1, -1, info.width}) &&
          is_tensor(step.inputs[5], DType::b8, {-1, -1}) && step.outputs.size() == 1 &&
          is_tensor(step.outputs[0], DType::f32, {-1, -1, -1});
-  GRAFT_CHECK(InvalidArgument, good, "method '", kStepWithImages, "' is no decoder with pictures: expected the inputs of ",
-              "'step', image_features [B, T, ", info.width, "] and image_mask [B, T]");
+  GRAFT_CHECK(InvalidArgument, good, "method '", kStepWithImages,
+              "' is no decoder with pictures: expected the inputs of ", "'step', image_features [B, T, ", info.width,
+              "] and image_mask [B, T]");
 }
 
 std::vector<float> encode_images(Session& session, const ImagesInfo& info, const PreparedImages& images,
@@ -90,8 +91,9 @@ std::vector<float> encode_images(Session& session, const ImagesInfo& info, const
       const std::int64_t merged = patches->merge_size * patches->merge_size;
       const std::span<const float> features = run(inputs_of(prepared), prepared.groups * prepared.group / merged);
       for (const std::int64_t row : prepared.order)
-        to = std::ranges::copy(features.subspan(static_cast<std::size_t>(row * info.width),
-                                                static_cast<std::size_t>(info.width)), to).out;
+        to = std::ranges::copy(
+                 features.subspan(static_cast<std::size_t>(row * info.width), static_cast<std::size_t>(info.width)), to)
+                 .out;
       continue;
     }
     // Tile by tile: all have one plan, and memory for one is enough.

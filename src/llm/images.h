@@ -15,7 +15,7 @@ inline constexpr std::string_view kEncodeImage = "encode_image", kStepWithImages
 // The pictures of a prompt: as the tower takes them, and where their features stand.
 struct PreparedImages {
   struct One {
-    std::vector<float> pixels;        // [tiles, 3, height, width]; of patches none
+    std::vector<float> pixels;  // [tiles, 3, height, width]; of patches none
     std::int64_t height = 0, width = 0;
     image::Patches patches;
     std::int64_t rows = 0;  // of features

@@ -120,8 +120,7 @@ TEST(Images, APictureIsNotTakenForAnother) {
   EXPECT_EQ(ask(one), 1);
   const Ids text{1, 2, 3};
   TextGenerator fresh(small.pictures, {.threads = 1});
-  EXPECT_EQ(generator.generate(text, {.max_new_tokens = 9}).tokens,
-            fresh.generate(text, {.max_new_tokens = 9}).tokens);
+  EXPECT_EQ(generator.generate(text, {.max_new_tokens = 9}).tokens, fresh.generate(text, {.max_new_tokens = 9}).tokens);
 }
 
 TEST(Images, BatchesAndTheirPrefixCache) {
@@ -158,7 +157,8 @@ TEST(Images, ASequenceIsNotCutWithinThem) {
   const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)};
   Decoder decoder(small.pictures, {.threads = 1});
   logits_of(decoder, small.pictures->encode_with_images("1t <image> 2t 3t", images));
-  expect_error<InvalidArgument>([&] { decoder.truncate(0, 3); }, "cannot go back to 3 tokens: there are pictures from 1 to 4");
+  expect_error<InvalidArgument>([&] { decoder.truncate(0, 3); },
+                                "cannot go back to 3 tokens: there are pictures from 1 to 4");
   decoder.truncate(0, 5);
   decoder.truncate(0, 1);  // what follows is text
   const Ids rest{5, 6, 7, 8};
@@ -173,38 +173,48 @@ TEST(Images, WrongPrompts) {
   const SmallPictureModel small;
   const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)}, broken{{4, 4, {1, 2, 3}}};
   const LanguageModel& model = *small.pictures;
-  expect_error<InvalidArgument>([&] { model.encode_with_images("<image> <image>", images); }, "the prompt has 2 places of pictures ('<image>'), and there are 1 pictures");
+  expect_error<InvalidArgument>([&] { model.encode_with_images("<image> <image>", images); },
+                                "the prompt has 2 places of pictures ('<image>'), and there are 1 pictures");
   expect_error<InvalidArgument>([&] { model.encode_with_images("<image>", {}); }, "1 places of pictures");
   expect_error<InvalidArgument>([&] { model.encode_with_images("\xff", images); }, "not UTF-8");
   expect_error<InvalidArgument>([&] { model.encode_with_images("<image>", broken); }, "has 3 bytes");
-  expect_error<InvalidArgument>([&] { small.with_words()->encode_with_images("1t", images); }, "Small takes no pictures");
+  expect_error<InvalidArgument>([&] { small.with_words()->encode_with_images("1t", images); },
+                                "Small takes no pictures");
   TextGenerator generator(small.pictures, {.threads = 1}), of_text(small.with_words(), {.threads = 1});
   ImagePrompt prompt = model.encode_with_images("<image> 1t", images);
   expect_error<InvalidArgument>([&] { of_text.generate(prompt); }, "Small takes no pictures");
   expect_error<InvalidArgument>([&] { generator.generate(prompt.tokens); }, "has 3 tokens of pictures (23)");
   prompt.tokens.push_back(4);
-  expect_error<InvalidArgument>([&] { generator.generate(prompt); }, "are not those that its pictures were prepared for");
+  expect_error<InvalidArgument>([&] { generator.generate(prompt); },
+                                "are not those that its pictures were prepared for");
   const ChatMessage message{"user", {}, {{{}, true}}};
   expect_error<InvalidArgument>([&] { chat_prompt(*small.with_words(), {&message, 1}, "x"); }, "takes no pictures");
 }
 
 TEST(Images, WrongDescriptions) {
-  expect_error<InvalidArgument>([&] { SmallPictureModel([](ImagesInfo& info) { info.width = 8; }); }, "'encode_image' is not what 'graft.llm.json' says of pictures");
-  expect_error<InvalidArgument>([&] { SmallPictureModel([](ImagesInfo& info) { info.processing = PatchProcessing(); }); }, "'encode_image' is not what");
+  expect_error<InvalidArgument>([&] { SmallPictureModel([](ImagesInfo& info) { info.width = 8; }); },
+                                "'encode_image' is not what 'graft.llm.json' says of pictures");
+  expect_error<InvalidArgument>(
+      [&] { SmallPictureModel([](ImagesInfo& info) { info.processing = PatchProcessing(); }); },
+      "'encode_image' is not what");
   const SmallPictureModel wrong_rows([](ImagesInfo& info) { info.rows = 2; });
   TextGenerator generator(wrong_rows.pictures, {.threads = 1});
   const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1)};
-  expect_error<InvalidProgram>([&] { generator.generate(wrong_rows.pictures->encode_with_images("<image>", images)); }, "gave features [3, 16], [2, 16] were expected");
+  expect_error<InvalidProgram>([&] { generator.generate(wrong_rows.pictures->encode_with_images("<image>", images)); },
+                               "gave features [3, 16], [2, 16] were expected");
   const auto parse = [](const char* text) { return llm::parse_images(read_json<Json>(text), 24); };
   const std::string plain = R"("resample": 2, "rescale_factor": 1, "mean": [0, 0, 0], "std": [1, 1, 1]})";
   const auto of = [&](const std::string& processing, int rows) {
     return str(R"({"token": "x", "token_id": 3, "rows": )", rows, R"(, "width": 4, "text": {}, "processing": )",
                processing, plain, "}");
   };
-  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "other", )", 1).c_str()); }, "no processing of pictures 'other'");
+  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "other", )", 1).c_str()); },
+                               "no processing of pictures 'other'");
   expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "fixed", )", 0).c_str()); }, "'rows' of 'images' is 0");
-  expect_error<InvalidProgram>([&] { parse(R"({"token_id": 24})"); }, "'token_id' of 'images' must be from 0 to 23, found 24");
-  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "tiles", "tile": 0, )", 1).c_str()); }, "'tile' must be from 1 to 8192, found 0");
+  expect_error<InvalidProgram>([&] { parse(R"({"token_id": 24})"); },
+                               "'token_id' of 'images' must be from 0 to 23, found 24");
+  expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "tiles", "tile": 0, )", 1).c_str()); },
+                               "'tile' must be from 1 to 8192, found 0");
   EXPECT_EQ(parse(of(R"({"kind": "fixed", )", 1).c_str()).rows, 1);
 }
 

@@ -59,9 +59,9 @@ struct SmallLanguageModel {
       words = graph.node("aten.where.self", {{"condition", of(wide)}, {"self", of(features)}, {"other", of(words)}},
                          DType::f32, {b, t, c});
     }
-    const auto x = graph.node(
-        "aten.add.Tensor", {{"self", of(words)}, {"other", of(embed(places, positions))}, {"alpha", of_int(1)}},
-        DType::f32, {b, t, c});
+    const auto x = graph.node("aten.add.Tensor",
+                              {{"self", of(words)}, {"other", of(embed(places, positions))}, {"alpha", of_int(1)}},
+                              DType::f32, {b, t, c});
     const auto heads =
         graph.node("aten.unsqueeze.default", {{"self", of(x)}, {"dim", of_int(1)}}, DType::f32, {b, one, t, c});
     const auto attended = graph.node("graft.attention.default",
@@ -159,8 +159,9 @@ struct SmallPictureModel : SmallLanguageModel {
     for (std::int64_t i = 0; i < kImage; ++i) words += "\"" + std::to_string(i) + "t\": " + std::to_string(i) + ", ";
     const auto tokenizer = Tokenizer::from_json(
         R"({"pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [{"id": )" + std::to_string(kImage) +
-        R"(, "content": "<image>", "special": true, "normalized": false}], "model": {"type": "WordLevel",
-           "unk_token": "0t", "vocab": {)" + words + R"("<image>": )" + std::to_string(kImage) + "}}}",
+            R"(, "content": "<image>", "special": true, "normalized": false}], "model": {"type": "WordLevel",
+           "unk_token": "0t", "vocab": {)" +
+            words + R"("<image>": )" + std::to_string(kImage) + "}}}",
         R"({"chat_template": "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %} <image> )"
         R"({% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %} 9t"})");
     pictures = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info, tokenizer);

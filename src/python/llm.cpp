@@ -130,7 +130,8 @@ nb::list generate(TextGenerator& generator, const std::vector<ImagePrompt>& prom
   return out;
 }
 
-std::uint64_t submit(BatchGenerator& batch, const ImagePrompt& prompt, const nb::dict& settings, const nb::object& on_text) {
+std::uint64_t submit(BatchGenerator& batch, const ImagePrompt& prompt, const nb::dict& settings,
+                     const nb::object& on_text) {
   const GenerationOptions options = options_of(settings, batch.decoder().model().info());
   BatchGenerator::OnText show;
   if (!on_text.is_none()) {
@@ -165,14 +166,18 @@ nb::dict to_dict(const GenerationStats& stats) {
 void bind_llm(nb::module_& m) {
   nb::class_<ImagePrompt>(m, "ImagePrompt")
       .def(
-          "__init__", [](ImagePrompt* self, Ids tokens) { new (self) ImagePrompt{std::move(tokens), {}}; },
+          "__init__",
+          [](ImagePrompt* self, Ids tokens) {
+            new (self) ImagePrompt{std::move(tokens), {}};
+          },
           nb::arg("tokens"))
       .def_ro("tokens", &ImagePrompt::tokens)
       .def_prop_ro("images", [](const ImagePrompt& prompt) { return prompt.images ? prompt.images->images.size() : 0; })
       .def("prepared", &prepared_of)
       // Which row of the tower's output each row of a picture's features is; none: they are in order.
       .def("order", [](const ImagePrompt& prompt, std::size_t i) { return prompt.images->images.at(i).patches.order; })
-      .def_prop_ro("positions", [](const ImagePrompt& prompt) { return prompt.images ? prompt.images->positions : Ids(); });
+      .def_prop_ro("positions",
+                   [](const ImagePrompt& prompt) { return prompt.images ? prompt.images->positions : Ids(); });
   nb::class_<LanguageModel>(m, "LanguageModel")
       .def_static(
           "load",

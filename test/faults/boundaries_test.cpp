@@ -470,8 +470,7 @@ std::vector<Boundary> boundaries(World& w) {
          w.decoder.truncate(0, 0);
          w.decoder.score(w.prompt, [](std::span<float>) {});
        }},
-      {"Decoder::score",
-       [&] { w.seeing.decoder().score(w.image_prompt, [](std::span<float>) {}); }},
+      {"Decoder::score", [&] { w.seeing.decoder().score(w.image_prompt, [](std::span<float>) {}); }},
       {"Decoder::truncate", [&] { w.decoder.truncate(0, 0); }},
       {"Decoder::length", [&] { w.decoder.length(0); }},
       {"Decoder::shortest", [&] { w.decoder.shortest(0); }},

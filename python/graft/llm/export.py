@@ -89,9 +89,9 @@ def export_llm(
     indices along T. A model with an encoder and a decoder has encode(input_ids [B, S], attention_mask [B, S]) or
     encode(input_features [B, M, F]) besides, which runs once for an input and leaves the keys and values of its output
     in the cache. A model that takes pictures has encode_image, which makes rows of features of one, and
-    step_with_images, which is step with these in the place of some tokens. For ExecuTorch's runners of language models there are forward(tokens [1, T], start_pos [1]) -> logits
-    [1, 1, V] of the last token, on the same cache, and, without an encoder, the constants that they ask for
-    (get_max_seq_len, ...).
+    step_with_images, which is step with these in the place of some tokens. For ExecuTorch's runners of language models
+    there are forward(tokens [1, T], start_pos [1]) -> logits [1, 1, V] of the last token, on the same cache, and, without
+    an encoder, the constants that they ask for (get_max_seq_len, ...).
 
     Returns the path, with stages that of the first. A file there is replaced; a failed export leaves it as it was.
     Raises `graft.ExportError`, which names

@@ -111,12 +111,13 @@ class TextGenerator(_Generator):
         adapter: str | None = None,
         **settings: Any,
     ) -> Generation:
-        """Generates from one prompt: a string, token ids, or chat messages ({"role": ..., "content": ...}). images: of a
-        model that takes them, files of PNG, JPEG or BMP, or pixels [H, W, 3] in u8, in the order of their places: of a
-        string the model's token for pictures (<image>, ...), of messages the parts {"type": "image"} of a content that is
-        a list. A string without places becomes a message that begins with the pictures. on_text: called with new text as
-        it comes. adapter: name of one of `adapters`. settings: max_new_tokens, temperature, top_k, top_p, min_p,
-        repetition_penalty, seed, ignore_eos, eos_token_ids, stop_strings, skip_special_tokens,
+        """Generates from one prompt: a string, token ids, or chat messages ({"role": ..., "content": ...}).
+
+        images: of a model that takes them, files of PNG, JPEG or BMP, or pixels [H, W, 3] in u8, in the order of their
+        places: the model's token for pictures (<image>, ...) in a string, the parts {"type": "image"} of a message whose
+        content is a list. A string without places becomes a message that begins with the pictures.
+        on_text: called with new text as it comes. adapter: name of one of `adapters`.
+        settings: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, ignore_eos, eos_token_ids, stop_strings, skip_special_tokens,
         prompt_lookup_num_tokens, max_matching_ngram_size, do_sample, as in Hugging Face's GenerationConfig; a
         temperature of 0 is greedy. Defaults are those of the model's generation_config.json, else greedy.
         """
@@ -198,8 +199,8 @@ class BatchGenerator(_Generator):
         adapter: str | None = None,
         **settings: Any,
     ) -> int:
-        """Queues a request; prompt, images, adapter and settings as in TextGenerator.generate. Returns its number. An exception
-        from on_text ends the request and is raised by step()."""
+        """Queues a request; prompt, images, adapter and settings as in TextGenerator.generate. Returns its number. An
+        exception from on_text ends the request and is raised by step()."""
         show = None if on_text is None else lambda text: on_text(_str(text))
         return self._generator.submit(_prompt(self.model, prompt, images), self._settings(settings, adapter), show)
 

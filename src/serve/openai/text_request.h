@@ -14,7 +14,7 @@ struct TextRequest {
   std::shared_ptr<ServedModel> model;
   std::vector<std::vector<std::int64_t>> prompts;
   std::shared_ptr<const llm::PreparedImages> images;  // of all prompts: chats, which have one; null: none
-  std::int64_t n = 1;  // texts for each prompt
+  std::int64_t n = 1;                                 // texts for each prompt
   GenerationOptions options;
   RequestOptions request;
   bool seeded = false;  // the request names its seed
