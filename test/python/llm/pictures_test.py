@@ -414,3 +414,30 @@ def test_wrong_exports(smolvlm: Made, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="expected a SmolVLMImageProcessorPil that resizes"):
         graft.export_llm(model, target, processor=other)
     assert not target.exists()
+
+
+# Adapters -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [BY_NAME["llava"], BY_NAME["qwen2_5_vl"]], ids=lambda kind: kind.name, indirect=True)
+def test_adapters(made: Made, tmp_path: Path) -> None:
+    """Of the decoder, and of the tower, beside a sequence without one."""
+    pytest.importorskip("peft")
+    import lora
+
+    one, two = picture(40, 60, 1), picture(90, 30, 2)
+    text = f"A {made.kind.place} and B {made.kind.place}"
+    given = made.processor(text, [one, two])
+    plain = made.logits(given)
+    towers = {"llava": r".*vision_tower.*layers\.0\..*(q_proj|k_proj|fc1)", "qwen2_5_vl": r".*visual\.blocks.*(attn\.qkv|gate_proj)"}
+    for name, targets in [("decoder", r".*language_model.*(q_proj|v_proj|up_proj)"), ("tower", towers[made.kind.name])]:
+        adapted = lora.adapted(made.eager, "", target_modules=targets)
+        folder = lora.saved(adapted, tmp_path / name)
+        generator = graft.TextGenerator(made.package, threads=1, rows=2, adapters={name: folder})
+        if hasattr(made.eager.model, "rope_deltas"):
+            adapted.base_model.model.model.rope_deltas = None
+        with torch.no_grad():
+            expected = adapted(**given, use_cache=False).logits[0]
+        lora.differs(plain, expected)
+        lora.same(expected, generator.logits(text, images=[one, two], adapter=name))
+        lora.same(plain, generator.logits(text, images=[one, two]))
