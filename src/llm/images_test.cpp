@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/json.h"
 #include "base/test_errors.h"
 #include "llm/test_model.h"
@@ -101,6 +103,19 @@ TEST(Images, RunsOfAnySizeGiveTheSame) {
     const std::vector<float> found = logits_of(decoder, prompt);
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5) << chunk << " at " << i;
+  }
+}
+
+TEST(Images, GeneratorsSeeThem) {
+  const SmallPictureModel small;
+  TextGenerator generator(small.pictures, {.threads = 1});
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    const std::vector<Image> images{SmallPictureModel::picture(4, 4, seed)};
+    const ImagePrompt prompt = small.pictures->encode_with_images("1t <image>", images);
+    Decoder decoder(small.pictures, {.threads = 1});
+    const std::vector<float> logits = logits_of(decoder, prompt);
+    const auto last = logits.end() - SmallPictureModel::kVocabulary;
+    EXPECT_EQ(tokens_of(generator, prompt, 1)[0], std::max_element(last, logits.end()) - last);
   }
 }
 
