@@ -37,7 +37,10 @@ def run_eagerly(program, model, *inputs):
 @pytest.mark.parametrize("small", CASES)
 def test_the_exported_program_is_the_model(small):
     model = small.make()
-    program = trace(model, context=llm_models.CONTEXT)
+    recurrent = small in llm_models.RECURRENT
+    program = trace(model, context=llm_models.CONTEXT, recurrent=recurrent)
+    # transformers computes recurrences in chunks, which round otherwise than the definitions here.
+    limit = 1e-4 if recurrent else 1e-5
     assert all(isinstance(program.state_dict[n], FakeTensor) for n in program.graph_signature.parameters)
     for batch, tokens, pads in ((1, 1, ()), (1, 5, ()), (3, 40, (0, 3, 22))):
         ids, mask, positions, cache_position = left_padded(batch, tokens, pads)
@@ -46,7 +49,7 @@ def test_the_exported_program_is_the_model(small):
             expected = model(ids, attention_mask=mask, position_ids=positions).logits[:, keep]
         found = run_eagerly(program, model, ids, positions, cache_position, keep)
         real = mask[:, keep] == 1
-        assert (found - expected)[real].abs().max() <= 1e-5 * expected[real].abs().max()
+        assert (found - expected)[real].abs().max() <= limit * expected[real].abs().max()
 
 
 def test_windows_are_seen_by_the_tests():
