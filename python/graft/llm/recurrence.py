@@ -93,7 +93,7 @@ def _cached_gated_delta_rule(
     real = (cache_position >= 0).unsqueeze(-1)
     decay = torch.where(real if decay.dim() == 3 else real.unsqueeze(-1), decay, 1.0)
     state = value.new_zeros(value.shape[0], value.shape[2], key.shape[3], value.shape[3])
-    result = _gated_delta_rule(query, key, value, decay, beta * real, state)[0]
+    result = torch.ops.graft.gated_delta_rule.default(query, key, value, decay, beta * real, state)[0]
     return result * real.unsqueeze(-1)
 
 
@@ -117,7 +117,7 @@ def _cached_selective_scan(
 ) -> torch.Tensor:
     real = (cache_position >= 0).unsqueeze(-1)
     state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], b.shape[3])
-    return _selective_scan(x, dt * real, a, b, c, state)[0] * real.unsqueeze(-1)
+    return torch.ops.graft.selective_scan.default(x, dt * real, a, b, c, state)[0] * real.unsqueeze(-1)
 
 
 torch.library.define(
