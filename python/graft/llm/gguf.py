@@ -6,6 +6,7 @@ A key or tensor of the file that is not understood is an error, because it may c
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,7 @@ class _Reader:
                 del left[name]
         result: dict[str, Stored] = {}
         for layer in range(config.num_hidden_layers):
-            self._join(layer, left, result, wanted)
+            self._join(layer, left, result)
             self._stack_experts(layer, left, result)
         for name in list(left):
             to = self._translated(name)
@@ -183,7 +184,7 @@ class _Reader:
         if self.architecture.norm_offset and name.endswith("norm.weight") and not name.endswith("attn.norm.weight"):
             return self._computed(stored, lambda values: values - self.architecture.norm_offset)
         if name.endswith(".A_log"):
-            stored = self._computed(stored, lambda a: (-a).log())
+            stored = self._computed(stored, functools.partial(_log_of_decay, f"'{self.path}': '{stored.name}'"))
         if self.architecture.handled and wanted is not None and stored.sizes != tuple(wanted.shape):
             # Sizes of 1 are left out or put in, and a norm is in its groups.
             if stored.block_type or torch.Size(stored.sizes).numel() != wanted.numel():
@@ -196,9 +197,7 @@ class _Reader:
             raise ExportError(f"'{self.path}': expected '{stored.name}' in f32, found {stored.dtype}")
         return changed(stored, lambda data: change(torch.frombuffer(bytearray(data), dtype=torch.float32)).numpy().tobytes())
 
-    def _join(
-        self, layer: int, left: dict[str, Stored], result: dict[str, Stored], wanted: Mapping[str, torch.Tensor]
-    ) -> None:
+    def _join(self, layer: int, left: dict[str, Stored], result: dict[str, Stored]) -> None:
         """Matrices that are one in transformers, by rows."""
         for names, to in self.architecture.joined.items():
             parts = [left.get(f"blk.{layer}.{name}.weight") for name in names]
@@ -256,6 +255,13 @@ class _Reader:
                 f"found {list(factors.sizes)}"
             )
         rotary.inv_freq.div_(factors.tensor().to(torch.float32))
+
+
+def _log_of_decay(what: str, a: torch.Tensor) -> torch.Tensor:
+    """A_log of A = -exp(A_log)."""
+    if not bool((a < 0).all()):
+        raise ExportError(f"{what}: expected negative numbers, found {float(a.max())}")
+    return (-a).log()
 
 
 def _unpermuted(stored: Stored, heads: int) -> Stored:

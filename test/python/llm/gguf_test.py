@@ -1,6 +1,7 @@
 """GGUF files of every architecture that the exporter knows: the package against the transformers model with the same
 weights, and against llama.cpp on the same file."""
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -149,6 +150,28 @@ def test_what_is_not_understood_is_an_error(tmp_path, values, tensors, message):
     _, path = write(tmp_path, "llama", values, tensors)
     with pytest.raises(ExportError, match=message):
         graft.export_llm(path, tmp_path / "m.pte")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "tensors", "message"),
+    [
+        ("mamba", {"mamba.ssm.dt_b_c_rms": True}, {}, "norms of dt, B and C .*found one of FalconMamba"),
+        ("mamba", {"mamba.ssm.inner_size": 100}, {}, "divide ssm.inner_size by embedding_length, found 100 and 48"),
+        ("mamba", {}, {"blk.1.ssm_a": torch.zeros(96, 16)}, "'blk.1.ssm_a': expected negative numbers, found 0.0"),
+        ("mamba2", {}, {"blk.0.ssm_norm.weight": torch.zeros(2, 40)}, r"norm.weight: the model has \[96\], the file \[2, 40\]"),
+        ("mamba2", {}, {"blk.0.ssm_x.weight": torch.zeros(3, 3)}, "found besides: blk.0.ssm_x.weight"),
+        ("lfm2", {"lfm2.attention.head_count_kv": 2}, {}, "missing: model.layers.0.self_attn.q_proj.weight"),
+        ("jamba", {"jamba.attention.head_count_kv": np.array([2, 2, 0], np.int32)}, {}, "layers of attention at equal distances|missing"),
+        ("nemotron_h", {"nemotron_h.feed_forward_length": 80}, {}, "as a list, a number for each layer, found 80"),
+        ("llama", {"llama.feed_forward_length": np.array([80, 80, 80], np.int32)}, {}, "for all layers, found a list"),
+        ("qwen35", {"qwen35.ssm.time_step_rank": 3}, {}, "divide ssm.inner_size by ssm.time_step_rank, found 64 and 3"),
+    ],
+)
+def test_what_does_not_fit_a_recurrent_layer_is_an_error(tmp_path, name, values, tensors, message):
+    _, path = write(tmp_path, name, values, tensors)
+    with pytest.raises(ExportError, match=message):
+        graft.export_llm(path, tmp_path / "m.pte")
+    assert not (tmp_path / "m.pte").exists()
 
 
 def test_damaged_files(tmp_path):
