@@ -230,7 +230,7 @@ def _kinds_of_layers(config: Any) -> list[str]:
         return ["full_attention"] * layers_of(config)
     kinds = get_layer_types_and_kwargs(config)[0]
     if unknown := set(kinds) - _LAYERS.keys():
-        raise ExportError(f"expected layers of {', '.join(_LAYERS)}, found {', '.join(sorted(unknown))}")
+        raise ExportError(f"expected layers of attention, found {', '.join(sorted(unknown))}")
     return kinds
 
 
