@@ -141,6 +141,36 @@ RECURRENT: tuple[SmallModel, ...] = (
         ),
         slow=True,
     ),
+    SmallModel(
+        "lfm2_moe",
+        _of(
+            "Lfm2Moe",
+            _EXPERTS,
+            layer_types=["conv", "full_attention", "conv"],
+            num_experts=4,
+            moe_intermediate_size=24,
+            num_dense_layers=1,
+        ),
+        slow=True,
+    ),
+    SmallModel(
+        "qwen3_5_moe",
+        _of(
+            "Qwen3_5MoeText",
+            _EXPERTS,
+            architecture="Qwen3_5MoeForCausalLM",
+            num_experts=4,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=20,
+            **{**_DELTA, "linear_key_head_dim": 16},
+        ),
+        slow=True,
+    ),
+    SmallModel(
+        "falcon_mamba",
+        _of("FalconMamba", dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, state_size=8)),
+        slow=True,
+    ),
     SmallModel("bamba", _of("Bamba", _LLAMA, attn_layer_indices=[1], **_MAMBA2), slow=True),
     SmallModel("olmo_hybrid", _of("OlmoHybrid", _LLAMA, **_DELTA), slow=True),
 )
