@@ -236,6 +236,22 @@ def test_q8_0_weights_are_read_in_blocks(tmp_path):
     assert bytes_there < elements * 1.1
 
 
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba", "lfm2"])
+def test_recurrent_layers(name, tmp_path):
+    """Their states stay with the CPU, which runs the recurrences between graphs of the device."""
+    model = llm_models.BY_NAME[name].make()
+    graft.export_llm(model, tmp_path / "m.pte")
+    package = graft.load(tmp_path / "m.pte", device=DEVICE, kv_rows=2, kv_length=64)
+    ids = torch.randint(3, llm_models.VOCAB, (1, 30), generator=torch.Generator().manual_seed(1))
+    parts = []
+    for begin, end in ((0, 7), (7, 8), (8, 30)):
+        rows = torch.arange(begin, end)[None]
+        parts.append(package.step(ids[:, begin:end].contiguous(), rows, rows, torch.arange(end - begin)))
+    with torch.no_grad():
+        expected = model(ids).logits
+    assert (torch.cat(parts, 1) - expected).abs().max() <= 5e-5 * expected.abs().max()
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "bf16", "q8_0"])
 def test_types_of_the_cache(kv_type, tmp_path):
     net, ids, path = language_model(num_hidden_layers=3), token_ids(1, 40), tmp_path / "llm.pte"
