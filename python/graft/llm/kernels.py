@@ -47,7 +47,8 @@ def _delta_rule(
         query, key = (x.repeat(1, 1, value.shape[2] // key.shape[2], 1) for x in (query, key))
     operands = (query * key.shape[3] ** -0.5, key, value, g.exp(), beta)
     if cached := interface.recurrent_state():
-        return recurrence.cached_gated_delta_rule(*operands, cached.position, layer=cached.layer, index=cached.index), None
+        made = recurrence.cached_gated_delta_rule(*operands, cached.position, layer=cached.layer, index=cached.index)
+        return made, value.new_empty(0)  # the model hands it to its cache
     if initial_state is None:
         initial_state = value.new_zeros(value.shape[0], value.shape[2], key.shape[3], value.shape[3])
     made, state = recurrence.gated_delta_rule(*operands, initial_state.float())
@@ -101,16 +102,16 @@ def _mamba(
         made = made + hidden_states * D[None, :, None]
     if z is not None:
         made = made * F.silu(z)
-    return (made, None if state is None else state.squeeze(2)) if return_last_state else made
+    return (made, state.squeeze(2)) if return_last_state else made
 
 
 def _scan(
     x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, state: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The scan and its last state, which is the engine's where that has it."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scan and its last state: nothing where the engine has it."""
     if cached := interface.recurrent_state():
         made = recurrence.cached_selective_scan(x, dt, a, b, c, cached.position, layer=cached.layer, index=cached.index)
-        return made, None
+        return made, x.new_empty(0, 0, 0, 0)
     first = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], b.shape[3]) if state is None else state.float()
     return recurrence.selective_scan(x, dt, a, b, c, first)
 

@@ -166,6 +166,25 @@ RECURRENT: tuple[SmallModel, ...] = (
         ),
         slow=True,
     ),
+    SmallModel(  # three convolutions in a layer, and latent attention
+        "kimi_linear",
+        _of(
+            "KimiLinear",
+            {**_EXPERTS, "num_key_value_heads": 6},
+            num_experts=4,
+            moe_intermediate_size=24,
+            num_shared_experts=1,
+            kv_lora_rank=16,
+            q_lora_rank=None,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=12,
+            v_head_dim=12,
+            linear_attn_config=dict(
+                kda_layers=[1, 3], full_attn_layers=[2], head_dim=8, num_heads=4, short_conv_kernel_size=4
+            ),
+        ),
+        slow=True,
+    ),
     SmallModel(
         "falcon_mamba",
         _of("FalconMamba", dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, state_size=8)),
