@@ -147,14 +147,14 @@ class TextGenerator(_Generator):
 
     def logits(
         self,
-        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        ids: Sequence[int] | str | Sequence[Mapping[str, Any]],
         *,
         images: Sequence[Picture] = (),
         adapter: str | None = None,
     ) -> Array:
-        """Those of every token of a prompt, as `generate` takes it, [tokens, vocabulary] in f32: a torch tensor in a
-        program that has imported torch, else a numpy array."""
-        made = _prompt(self.model, prompt, images)
+        """Those of every token of a prompt, [tokens, vocabulary] in f32: a torch tensor in a program that has imported
+        torch, else a numpy array. ids: the prompt, token ids or what else `generate` takes."""
+        made = _prompt(self.model, ids, images)
         return _of_f32(self._generator.logits(made, self.adapters.chosen(adapter))).reshape(len(made.tokens), -1)
 
     def _run(self, prompts: list[Any], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:

@@ -226,8 +226,8 @@ def layers_of(config: Any) -> int:
 
 def _kinds_of_layers(config: Any) -> list[str]:
     """Of each layer, as transformers calls them."""
-    if getattr(config, "is_encoder_decoder", False):
-        return ["full_attention"] * layers_of(config)
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "decoder_layers", None):
+        return ["full_attention"] * layers_of(config)  # transformers would say those of the encoder
     kinds = get_layer_types_and_kwargs(config)[0]
     if unknown := set(kinds) - _LAYERS.keys():
         raise ExportError(f"expected layers of attention, found {', '.join(sorted(unknown))}")
