@@ -18,8 +18,8 @@ namespace {
 
 using i64 = std::int64_t;
 
-constexpr i64 kBatch = 3, kSteps = 7, kRows = 4;
-constexpr i64 kPadding[kBatch] = {3, 0,
+constexpr i64 kBatch = 3, kSteps = 31, kRows = 4;
+constexpr i64 kPadding[kBatch] = {27, 0,
                                   kSteps};    // the first row goes on, the second begins anew, the last has no token
 const std::vector<i64> kCached = {2, 0, 3};   // their rows of the cache
 const std::vector<i64> kHalf = {1, 0, 1, 0};  // of the cache's rows
