@@ -185,10 +185,11 @@ class _Reader:
             return self._computed(stored, lambda values: values - self.architecture.norm_offset)
         if name.endswith(".A_log"):
             stored = self._computed(stored, functools.partial(_log_of_decay, f"'{self.path}': '{stored.name}'"))
-        if self.architecture.handled and wanted is not None and stored.sizes != tuple(wanted.shape):
-            # Sizes of 1 are left out or put in, and a norm is in its groups.
-            if stored.block_type or torch.Size(stored.sizes).numel() != wanted.numel():
-                return stored  # which `match` reports
+        if wanted is None or stored.block_type or stored.sizes == tuple(wanted.shape):
+            return stored
+        # Sizes of 1 are left out or put in, and a norm is in its groups; `match` reports what is otherwise.
+        in_groups = name.endswith("norm.weight") and torch.Size(stored.sizes).numel() == wanted.numel()
+        if in_groups or _without_ones(stored.sizes) == _without_ones(wanted.shape):
             return dataclasses.replace(changed(stored, lambda data: data), sizes=tuple(wanted.shape))
         return stored
 
@@ -255,6 +256,10 @@ class _Reader:
                 f"found {list(factors.sizes)}"
             )
         rotary.inv_freq.div_(factors.tensor().to(torch.float32))
+
+
+def _without_ones(sizes: Sequence[int]) -> list[int]:
+    return [size for size in sizes if size != 1]
 
 
 def _log_of_decay(what: str, a: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ struct CausalConvAttrs {
 // C], its last dimension contiguous; weight f32 [K, C] contiguous, the last tap that of the token itself; with has_bias
 // bias f32 [C]; position i64 [B, T] as kCachePositions has checked it; half i64 [R]. Outputs: [B, T, C] contiguous,
 // zeros for padding; the state [R, 2, K - 1, C]: the last inputs of each row (kernel/recurrent/cached_state.h). Tasks
-// divide channels.
+// divide channels and tokens.
 extern const Kernel kCachedCausalConv;
 
 // With the kernels of a given instruction set.

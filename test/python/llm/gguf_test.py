@@ -159,6 +159,7 @@ def test_what_is_not_understood_is_an_error(tmp_path, values, tensors, message):
         ("mamba", {"mamba.ssm.inner_size": 100}, {}, "divide ssm.inner_size by embedding_length, found 100 and 48"),
         ("mamba", {}, {"blk.1.ssm_a": torch.zeros(96, 16)}, "'blk.1.ssm_a': expected negative numbers, found 0.0"),
         ("mamba2", {}, {"blk.0.ssm_norm.weight": torch.zeros(2, 40)}, r"norm.weight: the model has \[96\], the file \[2, 40\]"),
+        ("mamba", {}, {"blk.0.ssm_in.weight": torch.zeros(48, 192)}, r"in_proj.weight: the model has \[192, 48\], the file \[48, 192\]"),
         ("mamba2", {}, {"blk.0.ssm_x.weight": torch.zeros(3, 3)}, "found besides: blk.0.ssm_x.weight"),
         ("lfm2", {"lfm2.attention.head_count_kv": 2}, {}, "missing: model.layers.0.self_attn.q_proj.weight"),
         ("jamba", {"jamba.attention.head_count_kv": np.array([2, 2, 0], np.int32)}, {}, "layers of attention at equal distances|missing"),
