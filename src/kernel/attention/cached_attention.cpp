@@ -20,13 +20,6 @@ enum Result { kOut, kKeyCache, kValueCache };
 
 i64 slot_of(i64 position, i64 ring) { return ring > 0 ? position % ring : position; }
 
-// Index of a row's first token that is not padding.
-i64 first_token(const i64* row, i64 tokens) {
-  i64 t = 0;
-  while (t < tokens && row[t] < 0) ++t;
-  return t;
-}
-
 // Whether the attending task also stores the new token's key and value, which saves a phase: possible when no other
 // task reads them.
 bool writes_as_it_attends(const KernelContext& ctx) {

@@ -8,6 +8,14 @@
 
 namespace graft {
 
+// Index of the first token that is not padding in a row of positions as kCachePositions has checked them; `tokens`:
+// there is none.
+inline std::int64_t first_token(const std::int64_t* row, std::int64_t tokens) {
+  std::int64_t t = 0;
+  while (t < tokens && row[t] < 0) ++t;
+  return t;
+}
+
 struct CachedAttentionAttrs {
   float scale = 1;
   float softcap = 0;        // scores become softcap * tanh(score / softcap); 0: unchanged
@@ -53,14 +61,13 @@ struct CachePositionsAttrs {
 
 // Checks the positions of new tokens. Inputs: position i64 [B, T], length i64 [R], with `windows` first i64
 // [R, windows]: the first position that each ring still holds; with `layers` the lengths of these layers, i64
-// [R, layers]; with `recurrent` half i64 [R], 0 or 1; all contiguous. Outputs: position i64 [B, T], length i64 [R], with
-// `windows` first, with `recurrent` half; then the states of length, first and the layers' lengths themselves. A row's
-// tokens from the first position on are replaced.
-// Each row must have its padding (negative) first, then consecutive positions, the first of them at most the length of
-// the cache's row; a smaller one truncates the row at once, which with `recurrent` only 0 can. The run fails otherwise,
-// also when a ring no longer holds what the first token sees. Padding is output as -1, length and first as they are
-// after the tokens, half as the other one for rows with tokens. Unless staged, the state `first` is raised before
-// anything is overwritten.
+// [R, layers]; with `recurrent` half i64 [R], 0 or 1; all contiguous. Outputs: position i64 [B, T], length i64 [R],
+// with `windows` first, with `recurrent` half; then the states of length, first and the layers' lengths themselves. A
+// row's tokens from the first position on are replaced. Each row must have its padding (negative) first, then
+// consecutive positions, the first of them at most the length of the cache's row; a smaller one truncates the row at
+// once, which with `recurrent` only 0 can. The run fails otherwise, also when a ring no longer holds what the first
+// token sees. Padding is output as -1, length and first as they are after the tokens, half as the other one for rows
+// with tokens. Unless staged, the state `first` is raised before anything is overwritten.
 extern const Kernel kCachePositions;
 
 struct LayerPositionsAttrs {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "kernel/attention/cached_attention.h"
 #include "kernel/kernel.h"
 
 namespace graft {
@@ -19,7 +20,7 @@ struct CachedState {
     const std::int64_t tokens = ctx.in(positions).shape[1];
     const std::int64_t* row = ctx.input<std::int64_t>(positions) + b * tokens;
     CachedState found;
-    while (found.padding < tokens && row[found.padding] < 0) ++found.padding;
+    found.padding = first_token(row, tokens);
     if (found.padding == tokens) return found;
     const std::int64_t cached = ctx.kv_row(b), size = ctx.out(state).numel() / (2 * ctx.out(state).shape[0]);
     float* const halves = ctx.output<float>(state) + 2 * cached * size;
