@@ -16,6 +16,7 @@
 #include "graft/export.h"
 #include "graft/graft.h"
 #include "graft/grammar.h"
+#include "graft/audio.h"
 #include "graft/image.h"
 #include "graft/tokenizer.h"
 
@@ -94,6 +95,21 @@ struct ImagesInfo {
   std::string before_whole;   // of the picture as a whole, behind its tiles; `after` follows it
 };
 
+// For a model of sound and text (Qwen2-Audio, Voxtral): how sound becomes the input of its tower, and what stands for it
+// in a prompt.
+struct AudioInfo {
+  std::int64_t sampling_rate = 16000, n_fft = 400, hop_length = 160, mels = 80;  // of log-mel spectrograms
+  std::int64_t frames = 3000;  // of a window: the tower's input; behind the sound there is silence
+  std::int64_t rows = 0;       // of features of a whole window
+  std::int64_t width = 0;      // of a row
+  // Features end where the sound does, which is of one window at most; otherwise there are windows as it needs, all of
+  // them whole.
+  bool ends_with_sound = false;
+  std::string token;          // in the text of a prompt, the place of a sound
+  std::int64_t token_id = 0;  // of a placeholder: as many as the sound has rows of features
+  std::string place;          // what stands for a sound where the text does not say
+};
+
 // Of a model that was exported in stages: the layers of a package are a part of all.
 struct StageInfo {
   std::int64_t stage = 0, stages = 1;  // which of how many
@@ -112,6 +128,7 @@ struct LanguageModelInfo {
   double sampling_temperature = 1;  // for callers that turn sampling on
   std::optional<EncoderInfo> encoder = {};
   std::optional<ImagesInfo> images = {};
+  std::optional<AudioInfo> audio = {};
   std::optional<StageInfo> stage = {};  // the package is the first of several
   // Layers have states of all tokens of a row together (linear attention, convolutions): a row goes on or begins anew, so
   // that there are no drafts and no prefix cache. Set by LanguageModel.
@@ -152,6 +169,8 @@ class GRAFT_API LanguageModel {
   // takes no pictures, for another number of places than pictures, and for a picture of more tiles than the model
   // takes.
   ImagePrompt encode_with_images(std::string_view prompt, std::span<const Image> images, bool add_special = true) const;
+  // The same of a prompt with sounds, at any rate, and AudioInfo::token.
+  ImagePrompt encode_with_audio(std::string_view prompt, std::span<const Audio> audio, bool add_special = true) const;
 
  private:
   struct Impl;
@@ -430,11 +449,12 @@ class GRAFT_API BatchGenerator {
 struct ChatPart {
   std::string text = {};
   bool image = false;  // the place of a picture instead
+  bool audio = false;  // or of a sound
 };
 struct ChatMessage {
   std::string role;  // "system", "user", "assistant", ...
   std::string content;
-  std::vector<ChatPart> parts = {};  // instead of `content`, for a model that takes pictures
+  std::vector<ChatPart> parts = {};  // instead of `content`, for a model that takes pictures or sound
 };
 
 // The prompt of a conversation: the chat template of the model's tokenizer, or `chat_template`, on the messages, ending
@@ -448,6 +468,9 @@ GRAFT_API std::string chat_prompt(const LanguageModel& model, std::span<const Ch
 // (ImagesInfo::token), or there are no pictures, it is LanguageModel::encode_with_images. Throws what that and
 // chat_prompt throw.
 GRAFT_API ImagePrompt image_prompt(const LanguageModel& model, std::string_view text, std::span<const Image> images,
+                                   std::string_view chat_template = {});
+// The same of sounds.
+GRAFT_API ImagePrompt audio_prompt(const LanguageModel& model, std::string_view text, std::span<const Audio> audio,
                                    std::string_view chat_template = {});
 
 struct PerplexityOptions {

@@ -62,7 +62,7 @@ _WHERE = {
     "BatchGenerator": "graft.llm.generate",
     "TextGenerator": "graft.llm.generate",
     "Transcriber": "graft.llm.speech_to_text",
-    "load_audio": "graft.llm.speech_to_text",
+    "load_audio": "graft.audio",
     "ImageProcessor": "graft.vision",
     "export_image_model": "graft.vision",
     "load_image": "graft.vision",

@@ -34,7 +34,7 @@ from graft.llm.export import export_llm as export_llm
 from graft.llm.generate import BatchGenerator as BatchGenerator
 from graft.llm.generate import TextGenerator as TextGenerator
 from graft.llm.speech_to_text import Transcriber as Transcriber
-from graft.llm.speech_to_text import load_audio as load_audio
+from graft.audio import load_audio as load_audio
 from graft.runtime.flow import Flow as Flow
 from graft.runtime.flow import FlowStage as FlowStage
 from graft.runtime.model import Arena as Arena

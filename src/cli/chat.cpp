@@ -8,14 +8,22 @@
 namespace graft::cli {
 namespace {
 
+// Pictures or sounds of a conversation, and the command that adds one to the next message.
+template <typename Medium>
+struct Media {
+  std::string_view command;  // "/image ", followed by a path
+  Medium (*load)(const std::string& path);
+  ChatPart part;  // of a message, for each
+  std::vector<Medium> of_all, next;
+};
+
 // Reads messages and writes what `answer` says to each, until the input ends. `after` is called behind each answer.
-// `images`: of all messages, to which "/image FILE" adds; null: the model takes none.
-template <typename Answer, typename After>
-void talk(const std::string& system, const Answer& answer, const After& after, std::vector<Image>* images = nullptr) {
+// `media`: null: the model takes none.
+template <typename Medium, typename Answer, typename After>
+void talk(const std::string& system, const Answer& answer, const After& after, Media<Medium>* media) {
   std::vector<ChatMessage> first;
   if (!system.empty()) first.push_back({"system", system});
   std::vector<ChatMessage> messages = first;
-  std::vector<Image> next;  // of the next message
   LineEditor lines("> ");
   const CancelToken cancel;
   const CancelOnInterrupt guard(cancel);
@@ -24,29 +32,29 @@ void talk(const std::string& system, const Answer& answer, const After& after, s
     if (line->empty()) continue;
     if (*line == "/clear") {
       messages = first;
-      next.clear();
-      if (images) images->clear();
+      if (media) media->next.clear();
+      if (media) media->of_all.clear();
       continue;
     }
-    if (constexpr std::string_view command = "/image "; images && line->starts_with(command)) {
+    if (media && line->starts_with(media->command)) {
       try {
-        next.push_back(load_image(line->substr(command.size())));
+        media->next.push_back(media->load(line->substr(media->command.size())));
       } catch (const Error& error) {
         std::cerr << "graft: " << printable(error.what()) << "\n";
       }
       continue;
     }
     ChatMessage message{"user", *line};
-    const std::size_t before = images ? images->size() : 0;
-    if (!next.empty()) {
-      message.parts.assign(next.size(), {{}, true});
-      message.parts.push_back({*line, false});
-      images->insert(images->end(), next.begin(), next.end());
+    const std::size_t before = media ? media->of_all.size() : 0;
+    if (media && !media->next.empty()) {
+      message.parts.assign(media->next.size(), media->part);
+      message.parts.push_back({*line});
+      media->of_all.insert(media->of_all.end(), media->next.begin(), media->next.end());
     }
     messages.push_back(std::move(message));
     const auto take_back = [&] {
       messages.pop_back();
-      if (images) images->resize(before);
+      if (media) media->of_all.resize(before);
     };
     const auto on_text = [](std::string_view text) { std::cout << text << std::flush; };
     try {
@@ -57,13 +65,13 @@ void talk(const std::string& system, const Answer& answer, const After& after, s
         take_back();  // the question without an answer
       } else {
         messages.push_back({"assistant", said.text});
-        next.clear();
+        if (media) media->next.clear();
       }
     } catch (const InvalidArgument& error) {
       // For example a message too long for the context: the conversation stays as before it.
       std::cerr << "graft: " << printable(error.what()) << "\n";
       take_back();
-      next.clear();
+      if (media) media->next.clear();
       continue;
     }
     after();
@@ -78,7 +86,7 @@ int chat(const ChatArgs& args) {
     const auto answer = [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
       return server.answer(messages, on_text, cancel);
     };
-    talk(args.system, answer, [] {});
+    talk<Image>(args.system, answer, [] {}, nullptr);
     return 0;
   }
   const auto model = load_model(args.model, &args.decode);
@@ -87,16 +95,23 @@ int chat(const ChatArgs& args) {
   const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
   const std::int64_t context = args.decode.context > 0 ? args.decode.context : model->info().context_length;
   TextGenerator generator(model, decoder_options(args.model, args.decode, 1, context));
-  std::vector<Image> images;
+  Media<Image> images{"/image ", load_image, {{}, true}, {}, {}};
+  Media<Audio> audio{"/audio ", load_audio, {{}, false, true}, {}, {}};
+  const bool hears = model->info().audio.has_value();
   const auto answer = [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
-    return generator.generate(
-        model->encode_with_images(chat_prompt(*model, messages, chat_template), images, false), options,
-        [&](std::size_t, std::string_view text) { on_text(text); }, &cancel);
+    const std::string prompt = chat_prompt(*model, messages, chat_template);
+    return generator.generate(hears ? model->encode_with_audio(prompt, audio.of_all, false)
+                                    : model->encode_with_images(prompt, images.of_all, false),
+                              options, [&](std::size_t, std::string_view text) { on_text(text); }, &cancel);
   };
   const auto after = [&] {
     if (args.decode.stats) print_stats(generator, {0, generator.stats().prefill_seconds});
   };
-  talk(args.system, answer, after, model->info().images ? &images : nullptr);
+  if (hears) {
+    talk(args.system, answer, after, &audio);
+  } else {
+    talk(args.system, answer, after, model->info().images ? &images : nullptr);
+  }
   return 0;
 }
 

@@ -21,10 +21,11 @@ std::vector<ChatMessage> read_messages(const std::string& path) {
         continue;
       }
       for (const Json& part : content) {
-        const bool image = is_text(part.at("type"), "image");
-        if (!image && !is_text(part.at("type"), "text"))
-          fail("expected parts of type text or image in '", path, "', found ", part.at("type").dump());
-        one.parts.push_back({image ? "" : part.at("text").get<std::string>(), image});
+        const Json& type = part.at("type");
+        const bool image = is_text(type, "image"), audio = is_text(type, "audio");
+        if (!image && !audio && !is_text(type, "text"))
+          fail("expected parts of type text, image or audio in '", path, "', found ", type.dump());
+        one.parts.push_back({image || audio ? "" : part.at("text").get<std::string>(), image, audio});
       }
     }
     return messages;
@@ -40,19 +41,28 @@ std::vector<ImagePrompt> encode_prompts(const GenerateArgs& args, const Language
     fail("the model's encoder reads features: give --features FILE.npy");
   if (!args.images.empty() && !model.info().images)
     fail("--image: ", model.info().architecture, " takes no pictures: the package is of text alone");
+  if (!args.audio.empty() && !model.info().audio)
+    fail("--audio: ", model.info().architecture, " takes no sound: the package is of other input");
   std::vector<Image> images;
   for (const std::string& path : args.images) images.push_back(load_image(path));
+  std::vector<Audio> audio;
+  for (const std::string& path : args.audio) audio.push_back(load_audio(path));
   const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
   if (!args.messages_file.empty()) {
     const std::string prompt = chat_prompt(model, read_messages(args.messages_file), chat_template);
-    return {model.encode_with_images(prompt, images, false)};
+    return {model.info().audio ? model.encode_with_audio(prompt, audio, false)
+                               : model.encode_with_images(prompt, images, false)};
   }
   std::vector<std::string> prompts = args.prompts;
   if (!args.prompt_file.empty()) prompts = {read_text(args.prompt_file)};
   if (!images.empty() && prompts.size() > 1)
     fail("--image: expected one prompt, found ", prompts.size(), ": pictures are of one alone");
+  if (!audio.empty() && prompts.size() > 1)
+    fail("--audio: expected one prompt, found ", prompts.size(), ": sounds are of one alone");
   std::vector<ImagePrompt> encoded;
-  for (const std::string& prompt : prompts) encoded.push_back(image_prompt(model, prompt, images, chat_template));
+  for (const std::string& prompt : prompts) 
+    encoded.push_back(model.info().audio ? audio_prompt(model, prompt, audio, chat_template)
+                                         : image_prompt(model, prompt, images, chat_template));
   return encoded;
 }
 
@@ -132,8 +142,8 @@ int generate(const GenerateArgs& args) {
   DecoderOptions decoder = decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context));
   decoder.encoder_length = encoder_length;
   TextGenerator generator(model, decoder);
-  if (args.all_logits && (encoder || !args.images.empty()))
-    fail("--all-logits: not of a model with an encoder, or with pictures");
+  if (args.all_logits && (encoder || !args.images.empty() || !args.audio.empty()))
+    fail("--all-logits: not of a model with an encoder, or with pictures or sound");
   if (args.all_logits) print_logits(generator, prompts, cancel);
   if (features) {
     std::vector<const Adapter*> adapters;

@@ -13,11 +13,12 @@ constexpr const char* kGenerateNotes = R"(Examples:
   graft generate model.pte --messages chat.json --stats
   graft generate model.pte --lora sql=adapter --prompt A --prompt B --adapter sql --adapter -
   graft generate vlm.pte --image cat.png --prompt "What is this?"
+  graft generate qwen2-audio.pte --audio speech.wav --prompt "What is said?"
 
 The settings have Hugging Face's names and meaning. The token with the largest logit is taken unless --do-sample or a
 --temperature above 0 is given; nothing is cut off unless --top-k, --top-p or --min-p says so. An empty prompt means the
-token that begins a text. Pictures stand where the prompt has the model's token for them (<image>, ...); where it has none
-it becomes a chat message that begins with them. With one prompt its text is streamed to stdout; with several, the texts follow when all are
+token that begins a text. Pictures and sounds stand where the prompt has the model's token for them (<image>, <|AUDIO|>, ...);
+where it has none it becomes a chat message that begins with them. With one prompt its text is streamed to stdout; with several, the texts follow when all are
 done, a line "==> prompt N <==" before each. Ctrl-C ends the text (exit code 130).)";
 
 constexpr const char* kChatNotes = R"(Examples:
@@ -25,8 +26,8 @@ constexpr const char* kChatNotes = R"(Examples:
   graft chat model.pte --system "Answer in one sentence." --temperature 0.7
   graft chat --server http://127.0.0.1:8080 --model qwen3
 
-A line is a message. Ctrl-C stops the answer and keeps the session; "/clear" begins a new conversation; "/image FILE" gives
-the next message a picture, where the model takes them; Ctrl-D ends.)";
+A line is a message. Ctrl-C stops the answer and keeps the session; "/clear" begins a new conversation; "/image FILE" or
+"/audio FILE" gives the next message a picture or a sound, where the model takes them; Ctrl-D ends.)";
 
 constexpr const char* kPerplexityNotes = R"(Examples:
   graft perplexity model.pte --text heldout.txt
@@ -158,7 +159,13 @@ LlmCommands::LlmCommands(CLI::App& app) {
                    "a picture of the prompt, for a model that takes them: PNG, JPEG or BMP; repeat for more")
       ->type_name("FILE")
       ->allow_extra_args(false);
-  generate_->add_option("--chat-template", generate_args_.chat_template, "a Jinja file, for --messages and --image")
+  generate_
+      ->add_option("--audio", generate_args_.audio,
+                   "a sound of the prompt, for a model that takes it: WAV, FLAC or MP3; repeat for more")
+      ->type_name("FILE")
+      ->allow_extra_args(false);
+  generate_
+      ->add_option("--chat-template", generate_args_.chat_template, "a Jinja file, for --messages, --image and --audio")
       ->type_name("FILE");
   generate_->add_flag("--all-logits", generate_args_.all_logits,
                       "compute the logits of every token of the prompt, and print the sizes of all logits");

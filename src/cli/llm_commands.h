@@ -38,7 +38,7 @@ struct GenerateArgs {
   std::vector<std::string> prompts;
   std::string prompt_file;
   std::string messages_file;
-  std::vector<std::string> images;  // of one prompt, of a model that takes pictures
+  std::vector<std::string> images, audio;  // of one prompt, of a model that takes pictures or sound
   std::string features_file;        // of a model with an encoder of features, a .npy
   std::string chat_template;
   bool all_logits = false;

@@ -50,6 +50,7 @@ SessionOptions session_options(const DecoderOptions& options, const stage::First
 
 Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options)
     : model(std::move(language_model)),
+      features_info(model ? llm::features_of(model->info()) : std::nullopt),
       options(checked(decoder_options, model.get())),
       first_stage(model->info().stage ? stage::first_stage_of(model->info().stage->model) : nullptr),
       session(model->program(), session_options(options, first_stage.get())),
@@ -150,7 +151,9 @@ bool Decoder::Impl::see_images(std::span<const std::int64_t> sequences, std::spa
       RunOptions of_tower = run_options;
       of_tower.kv_rows = {};
       if (run_options.adapters.size() > 1) of_tower.adapters = run_options.adapters.subspan(r, 1);
-      images.features = llm::encode_images(session, *model->info().images, *images.prepared, of_tower);
+      const LanguageModelInfo& info = model->info();
+      images.features = info.images ? llm::encode_images(session, *info.images, *images.prepared, of_tower)
+                                    : llm::encode_audio(session, *info.audio, *images.prepared, of_tower);
     }
   }
   return any;
@@ -171,7 +174,7 @@ void Decoder::Impl::place(Call& call, std::size_t sequence, std::size_t row, std
               : static_cast<std::int64_t>(token) + (prepared ? prepared->shift : 0);
   }
   if (!call.with_images) return;
-  const auto width = static_cast<std::size_t>(model->info().images->width);
+  const auto width = static_cast<std::size_t>(features_info->width);
   const auto row_begin = row * static_cast<std::size_t>(call.width);
   std::fill_n(call.image_mask.begin() + static_cast<std::ptrdiff_t>(row_begin), call.width, std::uint8_t{0});
   std::fill_n(call.features.begin() + static_cast<std::ptrdiff_t>(row_begin * width),
@@ -204,7 +207,7 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
   const auto positions = static_cast<std::size_t>(batch * width);
   for (auto* ids : {&call.ids, &call.positions, &call.cache_positions}) {
     // With pictures on a grid a token has three positions.
-    const bool on_grid = ids == &call.positions && with_images && model->info().images->rows == 0;
+    const bool on_grid = ids == &call.positions && with_images && features_info->on_grid;
     ids->resize(positions * (on_grid ? 3 : 1));
     const Shape shape = on_grid ? Shape{3, batch, width} : Shape{batch, width};
     call.inputs.push_back(Value::of(TensorView{ids->data(), DType::i64, shape}));
@@ -212,7 +215,7 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
   for (std::int64_t k = width - keep; k < width; ++k) call.kept.push_back(k);
   call.inputs.push_back(Value::of(TensorView{call.kept.data(), DType::i64, Shape{keep}}));
   if (with_images) {
-    const std::int64_t size = model->info().images->width;
+    const std::int64_t size = features_info->width;
     call.features.resize(positions * static_cast<std::size_t>(size));
     call.image_mask.resize(positions);
     call.inputs.push_back(Value::of(TensorView{call.features.data(), DType::f32, Shape{batch, width, size}}));
@@ -293,7 +296,7 @@ std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std
   } else {
     call.outputs[0].tensor.data = logits_.data();
     try {
-      session.run_into(with_images ? llm::kStepWithImages : kMethod, call.inputs, call.outputs, with_rows);
+      session.run_into(with_images ? features_info->step : kMethod, call.inputs, call.outputs, with_rows);
     } catch (const Unavailable&) {  // the caches were on a device, and are lost with it
       lose();
       throw;
@@ -382,7 +385,7 @@ void Decoder::Impl::truncate_by_user(std::size_t row, std::int64_t length) {
   const auto* images = row < images_.size() ? images_[row].prepared.get() : nullptr;
   const bool without = images != nullptr && length <= images->begin;
   GRAFT_CHECK(InvalidArgument, images == nullptr || without || length >= std::min(images->end, lengths_[row]),
-              "sequence ", row, " cannot go back to ", length, " tokens: there are pictures from ", images->begin,
+              "sequence ", row, " cannot go back to ", length, " tokens: there are pictures or sounds from ", images->begin,
               " to ", images->end);
   truncate(row, length);
   if (without) images_[row] = {};

@@ -42,6 +42,7 @@ class Decoder::Impl {
   std::span<const std::int64_t> first_sequences(std::size_t count) const;
 
   const std::shared_ptr<const LanguageModel> model;
+  const std::optional<llm::FeaturesInfo> features_info;  // of pictures or sounds
   const DecoderOptions options;
   const std::shared_ptr<stage::FirstStage> first_stage;  // null: the model is in one piece
   Session session;                                       // of the first stage, where there are several
@@ -54,7 +55,7 @@ class Decoder::Impl {
     bool with_images = false;
     std::uint64_t used = 0;
     std::vector<std::int64_t> ids, positions, cache_positions, kept;
-    std::vector<float> features;           // [batch, width, ImagesInfo::width]
+    std::vector<float> features;           // [batch, width, FeaturesInfo::width]
     std::vector<std::uint8_t> image_mask;  // [batch, width]
     std::vector<Value> inputs, outputs;
   };

@@ -70,16 +70,6 @@ Seen see(const ImagesInfo& info, const Image& image) {
   return out;
 }
 
-// Number i of a picture's tokens in the place of their common id: negative, and also where 32 bits of it are kept.
-std::int64_t key_of(const std::array<std::uint8_t, 32>& digest, std::int64_t i) {
-  std::uint64_t mixed = 0;
-  for (std::size_t b = 0; b < 8; ++b) mixed = mixed << 8 | digest[static_cast<std::size_t>(i % 4) * 8 + b];
-  mixed += 0x9e3779b97f4a7c15 * static_cast<std::uint64_t>(i + 1);  // SplitMix64, as in sequence.cpp
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
-  return static_cast<std::int64_t>((mixed ^ (mixed >> 31)) | 0x8000000080000000);
-}
-
 std::array<std::uint8_t, 32> digest_of(const Image& image) {
   Sha256 hash;
   const std::int64_t sizes[] = {image.height, image.width};
@@ -165,79 +155,17 @@ ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::sp
                 " takes no pictures: the package is of text alone");
     return {model.encode(prompt, add_special), {}};
   }
-  GRAFT_CHECK(InvalidArgument, is_utf8(prompt), "the prompt is not UTF-8");
-  GRAFT_CHECK(NotFound, !info->token.empty(),
-              "the package does not say what stands for pictures in a text: it was "
-              "exported without a tokenizer");
-  std::vector<std::string_view> between;  // of the places of pictures
-  const auto split = [&](std::string_view text) {
-    between.clear();
-    for (std::size_t at = 0, next = 0; next != std::string_view::npos; at = next + info->token.size()) {
-      next = text.find(info->token, at);
-      between.push_back(text.substr(at, next == std::string_view::npos ? next : next - at));
-    }
-  };
-  split(prompt);
-  std::string with_places;
-  if (between.size() == 1 && !images.empty()) {
-    with_places = repeated(info->place, std::ssize(images)) + std::string(prompt);
-    split(with_places);
-  }
-  GRAFT_CHECK(InvalidArgument, between.size() == images.size() + 1, "the prompt has ", between.size() - 1,
-              " places of pictures ('", info->token, "'), and there are ", images.size(), " pictures");
-  if (images.empty()) return {model.encode(prompt, add_special), {}};
-
-  auto prepared = std::make_shared<PreparedImages>();
-  std::string text(between[0]);
-  for (std::size_t i = 0; i < images.size(); ++i) {
+  Placeholders placeholders{info->token, info->token_id, info->place, "pictures", {}, {}};
+  placeholders.prepare = [&](std::size_t i, PreparedImages::One& one) {
     Seen seen = see(*info, images[i]);
-    text += seen.text;
-    text += between[i + 1];
-    prepared->rows += seen.one.rows;
-    prepared->images.push_back(std::move(seen.one));
-  }
-  ImagePrompt out{model.tokenizer()->encode(text, {.add_special = add_special}), {}};
-  const std::int64_t found = std::ranges::count(out.tokens, info->token_id);
-  GRAFT_CHECK(InvalidArgument, found == prepared->rows, "the prompt has ", found,
-              " tokens of pictures, and these have ", prepared->rows, " rows of features");
-  prepared->keys = out.tokens;
-  prepared->feature_of.assign(out.tokens.size(), -1);
-  std::size_t image = 0;
-  std::int64_t row = 0, first = 0;  // of all features; of this picture's
-  std::array<std::uint8_t, 32> digest = digest_of(images[0]);
-  for (std::size_t i = 0; i < out.tokens.size(); ++i) {
-    if (out.tokens[i] != info->token_id) continue;
-    if (row - first == prepared->images[image].rows) {
-      first = row;
-      digest = digest_of(images[++image]);
-    }
-    if (row == 0) prepared->begin = static_cast<std::int64_t>(i);
-    prepared->end = static_cast<std::int64_t>(i) + 1;
-    prepared->keys[i] = key_of(digest, row - first);
-    prepared->feature_of[i] = row++;
-  }
-  if (const auto* patches = std::get_if<PatchProcessing>(&info->processing)) place(*prepared, *patches);
-  out.images = std::move(prepared);
-  return out;
-}
-
-void check_placeholders(const LanguageModelInfo& info, std::span<const std::int64_t> tokens,
-                        const PreparedImages* images) {
-  if (!info.images) {
-    GRAFT_CHECK(InvalidArgument, images == nullptr, info.architecture,
-                " takes no pictures: the package is of text alone");
-    return;
-  }
-  const std::int64_t id = info.images->token_id;
-  if (images == nullptr) {
-    const auto found = std::ranges::count(tokens, id);
-    GRAFT_CHECK(InvalidArgument, found == 0, "the prompt has ", found, " tokens of pictures (", id,
-                "), and there are no pictures");
-    return;
-  }
-  bool same = tokens.size() == images->feature_of.size();
-  for (std::size_t i = 0; same && i < tokens.size(); ++i) same = (tokens[i] == id) == (images->feature_of[i] >= 0);
-  GRAFT_CHECK(InvalidArgument, same, "the tokens of the prompt are not those that its pictures were prepared for");
+    one = std::move(seen.one);
+    return std::move(seen.text);
+  };
+  placeholders.digest = [&](std::size_t i) { return digest_of(images[i]); };
+  Filled filled = with_placeholders(model, prompt, images.size(), placeholders, add_special);
+  if (const auto* patches = std::get_if<PatchProcessing>(&info->processing); patches && filled.prepared)
+    place(*filled.prepared, *patches);
+  return {std::move(filled.tokens), std::move(filled.prepared)};
 }
 
 }  // namespace graft::llm

@@ -59,18 +59,6 @@ void check_image_methods(const Program& program, const ImagesInfo& info) {
   }
   GRAFT_CHECK(InvalidArgument, good, "method '", kEncodeImage, "' is not what '", kLanguageModelKey,
               "' says of pictures: expected its pixels as inputs, and features [rows, ", info.width, "] as output");
-
-  const MethodInfo& step = program.method(kStepWithImages);
-  const std::size_t axes = std::holds_alternative<PatchProcessing>(info.processing) ? 3 : 2;
-  good = step.inputs.size() == 6 && is_tensor(step.inputs[0], DType::i64, {-1, -1}) &&
-         step.inputs[1].dims.size() == axes && step.inputs[1].dtype == DType::i64 &&
-         is_tensor(step.inputs[2], DType::i64, {-1, -1}) && is_tensor(step.inputs[3], DType::i64, {-1}) &&
-         is_tensor(step.inputs[4], DType::f32, {-1, -1, info.width}) &&
-         is_tensor(step.inputs[5], DType::b8, {-1, -1}) && step.outputs.size() == 1 &&
-         is_tensor(step.outputs[0], DType::f32, {-1, -1, -1});
-  GRAFT_CHECK(InvalidArgument, good, "method '", kStepWithImages,
-              "' is no decoder with pictures: expected the inputs of ", "'step', image_features [B, T, ", info.width,
-              "] and image_mask [B, T]");
 }
 
 std::vector<float> encode_images(Session& session, const ImagesInfo& info, const PreparedImages& images,

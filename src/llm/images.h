@@ -1,7 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/json_fwd.h"
@@ -11,14 +15,17 @@
 namespace graft::llm {
 
 inline constexpr std::string_view kEncodeImage = "encode_image", kStepWithImages = "step_with_images";
+inline constexpr std::string_view kEncodeAudio = "encode_audio", kStepWithAudio = "step_with_audio";
 
-// The pictures of a prompt: as the tower takes them, and where their features stand.
+// The pictures or sounds of a prompt: as the tower takes them, and where their features stand.
 struct PreparedImages {
   struct One {
     std::vector<float> pixels;  // [tiles, 3, height, width]; of patches none
     std::int64_t height = 0, width = 0;
     image::Patches patches;
-    std::int64_t rows = 0;  // of features
+    std::vector<float> spectrograms;  // of a sound: [windows, mels, frames]
+    std::int64_t heard = 0;           // positions of its tower, where features end with it
+    std::int64_t rows = 0;            // of features
   };
   std::vector<One> images;
   std::int64_t rows = 0;  // of features, of all
@@ -30,17 +37,49 @@ struct PreparedImages {
   std::int64_t shift = 0;                // added to the places of tokens behind: their positions
 };
 
+// Of a model that takes pictures or sound, what a decoder does with their features.
+struct FeaturesInfo {
+  std::string_view encode, step;  // methods
+  std::int64_t width = 0;         // of a row
+  bool on_grid = false;           // tokens have three positions
+};
+std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info);
+
+// A prompt whose text has placeholders for pictures or sounds: what there is of them, and how it stands in the text.
+struct Placeholders {
+  std::string_view token;
+  std::int64_t token_id = 0;
+  std::string_view place;      // where the text does not say
+  std::string_view many;       // "pictures", for messages
+  std::function<std::string(std::size_t i, PreparedImages::One& one)> prepare;  // fills `one`; its text
+  std::function<std::array<std::uint8_t, 32>(std::size_t i)> digest;            // SHA-256 of what is seen or heard
+};
+struct Filled {
+  std::vector<std::int64_t> tokens;
+  std::shared_ptr<PreparedImages> prepared;  // null: the text is all
+};
+Filled with_placeholders(const LanguageModel& model, std::string_view prompt, std::size_t count,
+                         const Placeholders& placeholders, bool add_special);
+
 // Throws InvalidProgram, which names graft.llm.json, for a description that cannot be used.
 ImagesInfo parse_images(const Json& json, std::int64_t vocabulary);
 // What Decoder relies on: methods of such inputs. Throws InvalidArgument.
 void check_image_methods(const Program& program, const ImagesInfo& info);
 ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::span<const Image> images,
                     bool add_special);
+AudioInfo parse_audio(const Json& json, std::int64_t vocabulary);
+void check_audio_methods(const Program& program, const AudioInfo& info);
+ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::span<const Audio> audio,
+                    bool add_special);
 // Throws InvalidArgument for placeholders without pictures, or for tokens that are not those of the pictures.
 GRAFT_API void check_placeholders(const LanguageModelInfo& info, std::span<const std::int64_t> tokens,
                                   const PreparedImages* images);
-// Runs the tower: [rows, width].
+// Run the tower: [rows, width].
 std::vector<float> encode_images(Session& session, const ImagesInfo& info, const PreparedImages& images,
                                  const RunOptions& options);
+std::vector<float> encode_audio(Session& session, const AudioInfo& info, const PreparedImages& sounds,
+                                const RunOptions& options);
+// The method that takes features [B, T, width] and a mask [B, T] besides what 'step' takes.
+void check_step_with_features(const Program& program, const FeaturesInfo& info);
 
 }  // namespace graft::llm

@@ -86,6 +86,11 @@ LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
     }
     if (const auto found = json.find("images"); found != json.end())
       info.images = llm::parse_images(*found, info.vocab_size);
+    if (const auto found = json.find("audio"); found != json.end()) {
+      GRAFT_CHECK(InvalidProgram, !info.images, "'", path, "': '", kLanguageModelKey,
+                  "' has both 'images' and 'audio'");
+      info.audio = llm::parse_audio(*found, info.vocab_size);
+    }
     if (const auto found = json.find("generation"); found != json.end()) {
       GenerationOptions& options = info.generation;
       options.max_new_tokens = found->value("max_new_tokens", options.max_new_tokens);
@@ -127,6 +132,8 @@ void check_method(const Program& program, const LanguageModelInfo& info) {
   GRAFT_CHECK(InvalidArgument, info.context_length >= 1, "the context of a language model is at least 1, got ",
               info.context_length);
   if (info.images) llm::check_image_methods(program, *info.images);
+  if (info.audio) llm::check_audio_methods(program, *info.audio);
+  if (const auto features = llm::features_of(info)) llm::check_step_with_features(program, *features);
 }
 
 }  // namespace
@@ -178,9 +185,8 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
   if (own_methods.methods.empty()) {
     own_methods.methods.emplace_back(kMethod);
     if (info.encoder) own_methods.methods.emplace_back(kEncodeMethod);
-    if (info.images)
-      for (const std::string_view method : {llm::kEncodeImage, llm::kStepWithImages})
-        own_methods.methods.emplace_back(method);
+    if (const auto features = llm::features_of(info))
+      for (const std::string_view method : {features->encode, features->step}) own_methods.methods.emplace_back(method);
   }
   // What leaves load() and is no Error is of on_phase.
   std::shared_ptr<const Program> program = call_back([&] { return Program::load(path, own_methods); });
@@ -240,6 +246,13 @@ std::vector<std::int64_t> LanguageModel::encode(std::string_view prompt, bool ad
 ImagePrompt LanguageModel::encode_with_images(std::string_view prompt, std::span<const Image> images,
                                               bool add_special) const try {
   return llm::encoded(*this, prompt, images, add_special);
+} catch (...) {
+  rethrow_typed();
+}
+
+ImagePrompt LanguageModel::encode_with_audio(std::string_view prompt, std::span<const Audio> audio,
+                                             bool add_special) const try {
+  return llm::encoded(*this, prompt, audio, add_special);
 } catch (...) {
   rethrow_typed();
 }

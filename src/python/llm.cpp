@@ -69,7 +69,17 @@ std::vector<Image> images_of(const nb::list& list) {
   return out;
 }
 
-// [(role, [(text, whether it is the place of a picture), ...]), ...]
+// [(samples in f32, samples per second), ...]
+std::vector<Audio> audio_of(const nb::list& list) {
+  std::vector<Audio> out;
+  for (const nb::handle entry : list) {
+    const auto one = nb::cast<nb::tuple>(entry);
+    out.push_back({floats_of(nb::cast<nb::bytes>(one[0])), nb::cast<std::int64_t>(one[1])});
+  }
+  return out;
+}
+
+// [(role, [(text, what stands there instead: "", "image" or "audio"), ...]), ...]
 std::vector<ChatMessage> messages_of(const nb::list& list) {
   std::vector<ChatMessage> out;
   for (const nb::handle entry : list) {
@@ -77,13 +87,15 @@ std::vector<ChatMessage> messages_of(const nb::list& list) {
     ChatMessage& one = out.emplace_back(ChatMessage{nb::cast<std::string>(message[0]), {}});
     for (const nb::handle part : nb::cast<nb::list>(message[1])) {
       const auto pair = nb::cast<nb::tuple>(part);
-      one.parts.push_back({nb::cast<std::string>(pair[0]), nb::cast<bool>(pair[1])});
+      const auto kind = nb::cast<std::string>(pair[1]);
+      one.parts.push_back({nb::cast<std::string>(pair[0]), kind == "image", kind == "audio"});
     }
   }
   return out;
 }
 
-// Of a picture of a prompt, what the tower takes, in the order of its inputs: (dtype, sizes, bytes).
+// Of a picture of a prompt, what the tower takes, in the order of its inputs: (dtype, sizes, bytes). Of a sound its
+// spectrograms, then its positions and rows of features.
 nb::list prepared_of(const ImagePrompt& prompt, std::size_t index) {
   const auto& one = prompt.images->images.at(index);
   nb::list out;
@@ -91,6 +103,11 @@ nb::list prepared_of(const ImagePrompt& prompt, std::size_t index) {
     out.append(nb::make_tuple(dtype, sizes,
                               nb::bytes(reinterpret_cast<const char*>(data.data()), data.size() * sizeof(data[0]))));
   };
+  if (!one.spectrograms.empty()) {
+    add("float32", {std::ssize(one.spectrograms)}, one.spectrograms);
+    add("int64", {2}, std::vector<std::int64_t>{one.heard, one.rows});
+    return out;
+  }
   const image::Patches& patches = one.patches;
   if (patches.groups == 0) {
     add("float32", {std::ssize(one.pixels) / (3 * one.height * one.width), 3, one.height, one.width}, one.pixels);
@@ -229,6 +246,19 @@ void bind_llm(nb::module_& m) {
              const std::vector<ChatMessage> list = messages_of(messages);
              const nb::gil_scoped_release release;
              return model.encode_with_images(chat_prompt(model, list), pictures, false);
+           })
+      .def("audio_prompt",
+           [](const LanguageModel& model, const nb::bytes& text, const nb::list& audio) {
+             const std::vector<Audio> sounds = audio_of(audio);
+             const nb::gil_scoped_release release;
+             return audio_prompt(model, {text.c_str(), text.size()}, sounds);
+           })
+      .def("chat_audio_prompt",
+           [](const LanguageModel& model, const nb::list& messages, const nb::list& audio) {
+             const std::vector<Audio> sounds = audio_of(audio);
+             const std::vector<ChatMessage> list = messages_of(messages);
+             const nb::gil_scoped_release release;
+             return model.encode_with_audio(chat_prompt(model, list), sounds, false);
            })
       .def_prop_ro("vocab_size", [](const LanguageModel& model) { return model.info().vocab_size; })
       .def_prop_ro("context_length", [](const LanguageModel& model) { return model.info().context_length; })

@@ -33,6 +33,8 @@ def auto_class(config: Any) -> Any:
 
     if type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and hasattr(config, "vision_config"):
         return transformers.AutoModelForImageTextToText
+    if type(config) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING and hasattr(config, "audio_config"):
+        return transformers.AutoModelForMultimodalLM
     if not getattr(config, "is_encoder_decoder", False):
         return transformers.AutoModelForCausalLM
     speech = type(config) in modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING

@@ -20,7 +20,7 @@ from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import Blob, StoredWeight
 from graft.llm.checkpoint import Checkpoint, tied_names
 from graft.llm import stages as cutting
-from graft.llm import picture_files, pictures, text_runner
+from graft.llm import audio, picture_files, pictures, text_runner
 from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
@@ -162,8 +162,13 @@ def write_package(
         if stages > 1:
             raise ExportError(f"{type(checkpoint.model).__name__} is cut into stages with text_only=True alone")
         prepared = picture_files.preparation(checkpoint, processor)
-    elif processor is not None:
-        raise ExportError(f"expected no processor: {type(checkpoint.model).__name__} is exported without pictures")
+    with_audio = audio.takes_audio(checkpoint.model) and not with_pictures and not text_only
+    if with_audio:
+        audio.check(checkpoint.model)
+        if stages > 1:
+            raise ExportError(f"{type(checkpoint.model).__name__} is cut into stages with text_only=True alone")
+    if processor is not None and not with_pictures and not with_audio:
+        raise ExportError(f"expected no processor: {type(checkpoint.model).__name__} is exported for text alone")
     most = _most_tokens(config, _DECODER_SIZES)
     if most is None:  # relative positions have no limit, nor has a model without attention, whose states are of one size
         context = context or (_WITHOUT_POSITIONS if with_encoder or attends(config) else _WITHOUT_ATTENTION)
@@ -184,6 +189,10 @@ def write_package(
     if with_pictures:
         found = pictures.trace(checkpoint.model, context=context, size=prepared.size)
         programs.update(found.programs)
+    if with_audio:
+        sound = audio.trace(checkpoint.model, context=context)
+        programs.update(sound.programs)
+        heard = audio.metadata(checkpoint, processor, sound)
     if quantize is not None:
         rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
         checkpoint.weights.update(_quantized(programs.values(), checkpoint, rules, say))
@@ -220,6 +229,8 @@ def write_package(
         metadata["encoder"] = _encoder_metadata(checkpoint, encoder_context)
     if with_pictures:
         metadata["images"] = picture_files.metadata(checkpoint, prepared, found)
+    if with_audio:
+        metadata["audio"] = heard
     data[METADATA] = json.dumps(metadata, indent=1).encode()
     options = {"kv_length": context, **({"kv_encoder_length": encoder_context} if with_encoder else {})}
     options.update(delegate_options or {})

@@ -12,6 +12,7 @@ import numpy as np
 
 from graft import _C
 from graft.adapters import Adapters, Choice, rank_for
+from graft.audio import Sound, samples_of
 from graft.runtime import arrays
 from graft.vision import Picture, pixels_of
 
@@ -106,6 +107,7 @@ class TextGenerator(_Generator):
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
         *,
         images: Sequence[Picture] = (),
+        audio: Sequence[Sound] = (),
         on_text: Callable[[str], None] | None = None,
         cancel: _C.CancelToken | None = None,
         adapter: str | None = None,
@@ -116,13 +118,15 @@ class TextGenerator(_Generator):
         images: of a model that takes them, files of PNG, JPEG or BMP, or pixels [H, W, 3] in u8, in the order of their
         places: the model's token for pictures (<image>, ...) in a string, the parts {"type": "image"} of a message whose
         content is a list. A string without places becomes a message that begins with the pictures.
+        audio: of a model that takes sound, files of WAV, FLAC or MP3, or (samples [n] from -1 to 1, samples per second),
+        likewise: the model's token for sound (<|AUDIO|>, ...), the parts {"type": "audio"}.
         on_text: called with new text as it comes. adapter: name of one of `adapters`.
         settings: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, ignore_eos, eos_token_ids, stop_strings, skip_special_tokens,
         prompt_lookup_num_tokens, max_matching_ngram_size, do_sample, as in Hugging Face's GenerationConfig; a
         temperature of 0 is greedy. Defaults are those of the model's generation_config.json, else greedy.
         """
         show = None if on_text is None else lambda _, text: on_text(_str(text))
-        return self._run([_prompt(self.model, prompt, images)], self._settings(settings, adapter), show, cancel)[0]
+        return self._run([_prompt(self.model, prompt, images, audio)], self._settings(settings, adapter), show, cancel)[0]
 
     def generate_batch(
         self,
@@ -150,11 +154,12 @@ class TextGenerator(_Generator):
         ids: Sequence[int] | str | Sequence[Mapping[str, Any]],
         *,
         images: Sequence[Picture] = (),
+        audio: Sequence[Sound] = (),
         adapter: str | None = None,
     ) -> Array:
         """Those of every token of a prompt, [tokens, vocabulary] in f32: a torch tensor in a program that has imported
         torch, else a numpy array. ids: the prompt, token ids or what else `generate` takes."""
-        made = _prompt(self.model, ids, images)
+        made = _prompt(self.model, ids, images, audio)
         return _of_f32(self._generator.logits(made, self.adapters.chosen(adapter))).reshape(len(made.tokens), -1)
 
     def _run(self, prompts: list[Any], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
@@ -195,14 +200,15 @@ class BatchGenerator(_Generator):
         prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
         *,
         images: Sequence[Picture] = (),
+        audio: Sequence[Sound] = (),
         on_text: Callable[[str], None] | None = None,
         adapter: str | None = None,
         **settings: Any,
     ) -> int:
-        """Queues a request; prompt, images, adapter and settings as in TextGenerator.generate. Returns its number. An
+        """Queues a request; prompt, images, audio, adapter and settings as in TextGenerator.generate. Returns its number. An
         exception from on_text ends the request and is raised by step()."""
         show = None if on_text is None else lambda text: on_text(_str(text))
-        return self._generator.submit(_prompt(self.model, prompt, images), self._settings(settings, adapter), show)
+        return self._generator.submit(_prompt(self.model, prompt, images, audio), self._settings(settings, adapter), show)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
         """Computes a chunk of one prompt or a token of every sequence that has begun, in turn where there is both. False
@@ -236,27 +242,31 @@ def _str(text: bytes) -> str:
     return text.decode(errors="replace")
 
 
-def _prompt(model: Any, prompt: Any, images: Sequence[Picture] = ()) -> Any:
-    pictures = [pixels_of(image) for image in images]
+def _prompt(model: Any, prompt: Any, images: Sequence[Picture] = (), audio: Sequence[Sound] = ()) -> Any:
+    if images and audio:
+        raise ValueError("expected images or audio, found both")
+    media = [samples_of(sound) for sound in audio] if audio else [pixels_of(image) for image in images]
     if isinstance(prompt, str):
-        return model.image_prompt(codecs.encode(prompt, "utf-8"), pictures)
+        make = model.audio_prompt if audio else model.image_prompt
+        return make(codecs.encode(prompt, "utf-8"), media)
     if prompt and isinstance(prompt[0], Mapping):
-        if not pictures and all(isinstance(message["content"], str) for message in prompt):
+        if not media and all(isinstance(message["content"], str) for message in prompt):
             return _C.ImagePrompt(model.chat_prompt([[message["role"], message["content"]] for message in prompt]))
-        return model.chat_image_prompt([(message["role"], _parts(message["content"])) for message in prompt], pictures)
-    if pictures:
-        raise ValueError("expected a string or chat messages with images, found token ids")
+        make = model.chat_audio_prompt if audio else model.chat_image_prompt
+        return make([(message["role"], _parts(message["content"])) for message in prompt], media)
+    if media:
+        raise ValueError(f"expected a string or chat messages with {'audio' if audio else 'images'}, found token ids")
     return _C.ImagePrompt(list(prompt))
 
 
-def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
-    """Of a message: (text, whether it is the place of a picture)."""
+def _parts(content: str | Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Of a message: (text, what stands there instead: "", "image" or "audio")."""
     if isinstance(content, str):
-        return [(content, False)]
+        return [(content, "")]
     for part in content:
-        if part["type"] not in ("text", "image"):
-            raise ValueError(f"expected parts of type 'text' or 'image', found {part['type']!r}")
-    return [("", True) if part["type"] == "image" else (part["text"], False) for part in content]
+        if part["type"] not in ("text", "image", "audio"):
+            raise ValueError(f"expected parts of type 'text', 'image' or 'audio', found {part['type']!r}")
+    return [(part["text"], "") if part["type"] == "text" else ("", part["type"]) for part in content]
 
 
 def _as_f32(array: Array) -> np.ndarray:

@@ -46,14 +46,7 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
         raise ExportError(
             f"expected the processor of a {kind} in memory (processor=), or text_only=True for its text part alone"
         )
-    if (tokenizer := getattr(processor, "tokenizer", None)) is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer.save_pretrained(folder)
-            given = text_files(Path(folder))
-        if template := getattr(processor, "chat_template", None):
-            config = {**json.loads(given.get("tokenizer_config.json", b"{}")), "chat_template": template}
-            given["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False).encode()
-        checkpoint.files.update(given)
+    take_tokenizer(checkpoint, processor)
     images = getattr(processor, "image_processor", processor)
     about = images.to_dict()
     family = FAMILIES[checkpoint.model.config.model_type]
@@ -70,6 +63,19 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
     if family == "tiles":
         return _tiles(checkpoint, images, about)
     return Preparation(_patches(checkpoint, images, about), None)
+
+
+def take_tokenizer(checkpoint: Checkpoint, processor: Any) -> None:
+    """A processor's tokenizer and chat template become the package's."""
+    if (tokenizer := getattr(processor, "tokenizer", None)) is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        given = text_files(Path(folder))
+    if template := getattr(processor, "chat_template", None):
+        config = {**json.loads(given.get("tokenizer_config.json", b"{}")), "chat_template": template}
+        given["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False).encode()
+    checkpoint.files.update(given)
 
 
 def _expect_side(checkpoint: Checkpoint, size: list[int]) -> None:
@@ -106,7 +112,7 @@ def _tiles(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> Pre
     most = math.ceil(min(size["longest_edge"], _LARGEST_EDGE) / tile)
     places = [
         (int(found[1]), int(found[2]))
-        for content in _added_tokens(checkpoint).values()
+        for content in added_tokens(checkpoint).values()
         if (found := re.fullmatch(r"<row_(\d+)_col_(\d+)>", content))
     ]
     rows, columns = (max(p[i] for p in places) for i in range(2)) if places else (most, most)
@@ -163,7 +169,7 @@ def _patches(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> d
     }
 
 
-def _added_tokens(checkpoint: Checkpoint) -> dict[int, str]:
+def added_tokens(checkpoint: Checkpoint) -> dict[int, str]:
     """Of tokenizer.json, by id."""
     tokens = json.loads(checkpoint.files.get("tokenizer.json", b"{}")).get("added_tokens") or []
     return {token["id"]: token["content"] for token in tokens}
@@ -181,7 +187,7 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
     """For `graft.llm.json`."""
     config = checkpoint.model.config
     number = config.image_token_id
-    names = _added_tokens(checkpoint)
+    names = added_tokens(checkpoint)
     token = names.get(number, "")
     if names and not token:
         raise ExportError(f"expected the token of pictures, {number}, among the added tokens of the tokenizer, found none")
@@ -223,4 +229,4 @@ def _around_tiles(checkpoint: Checkpoint, token: str, pictures: Pictures) -> dic
     }
 
 
-__all__ = ["Preparation", "metadata", "preparation"]
+__all__ = ["Preparation", "added_tokens", "metadata", "preparation", "take_tokenizer"]

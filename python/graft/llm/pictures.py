@@ -11,6 +11,7 @@ Features are 0 where there is no picture. Both have the same cache.
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -104,25 +105,27 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
     become(skeleton, kind, forward)
     with interface.instead(dict.fromkeys(_tower(skeleton).modules(), _both_ways)):
         encoder = traced(skeleton, example, dims)
-    found = _output(encoder)
+    found = output_of(encoder)
     width = int(found.shape[1])
     if width != depth * config.hidden_size:
         raise ExportError(f"expected features of {depth} x {config.hidden_size} elements, found {width}")
     rows = 0 if with_grid else int(found.shape[0]) // 2
-    become(skeleton, kind, _decoder(skeleton, kind, config, depth, with_grid))
-    step = _traced_step(skeleton, context, width, with_grid)
+    become(skeleton, kind, decoder_with_features(skeleton, kind, config, depth))
+    step = traced_step(skeleton, context, width, with_grid)
     decoders.check_layers(step, config)
     return Pictures({"encode_image": encoder, "step_with_images": step}, rows, width)
 
 
-def _output(program: ExportedProgram) -> torch.Tensor:
+def output_of(program: ExportedProgram) -> torch.Tensor:
+    """The one output of a program, without data."""
     (node,) = next(node for node in reversed(program.graph.nodes) if node.op == "output").args[0]
     found = node.meta["val"]
     sizes = [int(n.node.hint) if isinstance(n, torch.SymInt) else n for n in found.shape]
     return torch.empty(sizes, dtype=found.dtype, device="meta")
 
 
-def _traced_step(skeleton: torch.nn.Module, context: int, width: int, with_grid: bool) -> ExportedProgram:
+def traced_step(skeleton: torch.nn.Module, context: int, width: int, with_grid: bool = False) -> ExportedProgram:
+    """The program of a skeleton that became a decoder with features of this width."""
     batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
     ids = torch.zeros(2, 5, dtype=torch.long)
     positions = torch.zeros(3, 2, 5, dtype=torch.long) if with_grid else ids.clone()
@@ -132,7 +135,7 @@ def _traced_step(skeleton: torch.nn.Module, context: int, width: int, with_grid:
     return traced(skeleton, example, (rows, {1: batch, 2: tokens} if with_grid else rows, rows, {0: kept}, rows, rows))
 
 
-def _decoder(skeleton: Any, kind: Any, config: Any, depth: int, with_grid: bool) -> Callable[..., torch.Tensor]:
+def decoder_with_features(skeleton: Any, kind: Any, config: Any, depth: int = 1) -> Callable[..., torch.Tensor]:
     hidden, layers = config.hidden_size, layers_of(config)
     if depth > 1:  # features are 0 beside pictures
         text = skeleton.model.language_model
@@ -156,8 +159,10 @@ def _decoder(skeleton: Any, kind: Any, config: Any, depth: int, with_grid: bool)
             return_dict=True,
         )
         with interface.positions(cache_position):
-            if depth == 1:
+            if depth == 1 and "logits_to_keep" in inspect.signature(kind.forward).parameters:
                 return kind.forward(self, logits_to_keep=logits_to_keep, **given).logits
+            if depth == 1:
+                return self.lm_head(self.model.language_model(**given).last_hidden_state[:, logits_to_keep])
             deep = [image_features[..., i * hidden : (i + 1) * hidden] for i in range(1, depth)]
             states = text(visual_pos_masks=image_mask, deepstack_visual_embeds=deep, **given).last_hidden_state
             return self.lm_head(states[:, logits_to_keep])
@@ -236,4 +241,6 @@ def _tile_positions(kind: Any, config: Any, tile: int) -> torch.Tensor:
     return found[0]
 
 
-__all__ = ["FAMILIES", "Pictures", "check", "takes_pictures", "trace"]
+__all__ = [
+    "FAMILIES", "Pictures", "check", "decoder_with_features", "output_of", "takes_pictures", "trace", "traced_step"
+]

@@ -20,15 +20,7 @@ def metadata(checkpoint: Checkpoint, generation: Mapping[str, Any], context: int
     config = checkpoint.model.config
     if config.model_type != "whisper" or generation.get("no_timestamps_token_id") is None:
         return None
-    given = json.loads(checkpoint.files.get("preprocessor_config.json", b"{}"))
-    features = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
-    if features.pop("dither"):
-        raise ExportError(f"expected a dither of 0 in preprocessor_config.json, found {given['dither']}")
-    if given.get("feature_size", config.num_mel_bins) != config.num_mel_bins:
-        raise ExportError(
-            f"expected the feature_size of preprocessor_config.json to be num_mel_bins, {config.num_mel_bins}, "
-            f"found {given['feature_size']}"
-        )
+    features = spectrogram(json.loads(checkpoint.files.get("preprocessor_config.json", b"{}")), config.num_mel_bins)
     suppressed = generation.get("suppress_tokens") or []
     previous = generation.get("prev_sot_token_id", suppressed[-2] if len(suppressed) >= 2 else None)
     optional = {
@@ -38,7 +30,6 @@ def metadata(checkpoint: Checkpoint, generation: Mapping[str, Any], context: int
     multilingual = generation.get("is_multilingual", True)
     return {
         **features,
-        "mels": config.num_mel_bins,
         "frames": context * _STRIDE,
         "max_length": generation.get("max_length") or config.max_target_positions,
         "no_timestamps_id": generation["no_timestamps_token_id"],
@@ -48,6 +39,20 @@ def metadata(checkpoint: Checkpoint, generation: Mapping[str, Any], context: int
         "suppressed_first_tokens": generation.get("begin_suppress_tokens") or [],
         **{name: value for name, value in optional.items() if value is not None},
     }
+
+
+def spectrogram(given: Mapping[str, Any], mels: int) -> dict[str, int]:
+    """How the features of a preprocessor_config.json are computed. Raises ExportError where it is not for this number of
+    mels, and for dither."""
+    features = {name: given.get(name, default) for name, default in _DEFAULTS.items()}
+    if features.pop("dither"):
+        raise ExportError(f"expected a dither of 0 in preprocessor_config.json, found {given['dither']}")
+    if given.get("feature_size", mels) != mels:
+        raise ExportError(
+            f"expected the feature_size of preprocessor_config.json to be num_mel_bins, {mels}, "
+            f"found {given['feature_size']}"
+        )
+    return {**features, "mels": mels}
 
 
 def _names(languages: Mapping[str, int] | None) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graft import _C
+from graft.audio import as_samples
 from graft.errors import InvalidArgument
 from graft.llm.generate import _str
 from graft.runtime import arrays
@@ -17,7 +18,7 @@ from graft.runtime import arrays
 if TYPE_CHECKING:
     from graft.runtime.model import Array
 
-__all__ = ["Segment", "Transcriber", "Transcription", "load_audio"]
+__all__ = ["Segment", "Transcriber", "Transcription"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,6 @@ class Transcription:
     text: str
     language: str
     segments: list[Segment]
-
-
-def load_audio(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
-    """The samples [n] in f32, from -1 to 1, and the sampling rate of a WAV, FLAC or MP3 file; of several channels the
-    mean. Raises `graft.NotFound`, and `graft.InvalidArgument` for another or a damaged file."""
-    samples, rate = _C.load_audio(os.fspath(path))
-    return np.frombuffer(samples, dtype=np.float32), rate
 
 
 class Transcriber:
@@ -100,14 +94,14 @@ class Transcriber:
         else:
             if sampling_rate is None:
                 raise InvalidArgument("expected the sampling_rate of the samples")
-            samples, rate = _as_samples(audio), sampling_rate
+            samples, rate = as_samples(audio), sampling_rate
         show = None if on_segment is None else lambda found: on_segment(_segment(found))
         text, language, segments = self._transcriber.transcribe(samples, rate, settings, show, cancel)
         return Transcription(_str(text), language, [_segment(found) for found in segments])
 
     def features(self, samples: Array) -> np.ndarray:
         """The encoder's input [mels, frames], f32, for samples [n] at `sampling_rate`: of at least one window."""
-        found = np.frombuffer(self._transcriber.features(_as_samples(samples)), dtype=np.float32)
+        found = np.frombuffer(self._transcriber.features(as_samples(samples)), dtype=np.float32)
         return found.reshape(self._transcriber.mels, -1)
 
     @property
@@ -123,10 +117,3 @@ class Transcriber:
 
 def _segment(found: dict[str, Any]) -> Segment:
     return Segment(**{**found, "text": _str(found["text"])})
-
-
-def _as_samples(samples: Any) -> bytes:
-    array = np.ascontiguousarray(np.asarray(samples), dtype=np.float32)
-    if array.ndim != 1:
-        raise InvalidArgument(f"expected samples [n] of one channel, found the shape {array.shape}")
-    return array.tobytes()

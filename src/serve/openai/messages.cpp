@@ -50,8 +50,29 @@ Image image_of(const Json& given, const std::string& path, std::int64_t max_pixe
   }
 }
 
-// As templates of models that take pictures expect it: parts. Adds to `bytes` those of its texts.
-Json parts_of(const Json& content, const std::string& path, std::vector<Image>& images, std::size_t& bytes) {
+// The sound of a part of type input_audio: {"data": "<base64>", "format": "wav"}. The format is known by the content too.
+Audio audio_of(const Json& given, const std::string& path, std::int64_t max_samples) {
+  Fields fields = Fields::of(given, path);
+  const std::string data = fields.need_text("data"), format = fields.need_text("format");
+  fields.end();
+  if (format != "wav" && format != "mp3" && format != "flac")
+    bad_request(path + ".format", "'", path, ".format' is '", format, "'; formats are wav, mp3 and flac");
+  const auto bytes = from_base64(data);
+  if (!bytes) bad_request(path + ".data", "'", path, ".data' is not base64");
+  try {
+    Audio audio = decode_audio(std::as_bytes(std::span(*bytes)), "'" + path + ".data'");
+    if (std::ssize(audio.samples) > max_samples)
+      bad_request(path + ".data", "'", path, ".data' has ", audio.samples.size(), " samples, and a request may have ",
+                  kMaxRequestSamples, " in all");
+    return audio;
+  } catch (const InvalidArgument& error) {
+    bad_request(path + ".data", error.what());
+  }
+}
+
+// As templates of models that take pictures or sound expect it: parts. Adds to `bytes` those of its texts.
+Json parts_of(const Json& content, const std::string& path, const LanguageModelInfo& info, Media& media,
+              std::size_t& bytes) {
   Json parts = Json::array();
   const auto add_text = [&](const std::string& text) {
     bytes += text.size();
@@ -66,15 +87,22 @@ Json parts_of(const Json& content, const std::string& path, std::vector<Image>& 
   for (std::size_t i = 0; i < content.size(); ++i) {
     Fields part = Fields::of(content[i], str(path, '[', i, ']'));
     const std::string type = part.need_text("type");
-    if (type == "image_url") {
+    if (info.audio && type == "input_audio") {
+      std::int64_t left = kMaxRequestSamples;
+      for (const Audio& audio : media.audio) left -= std::ssize(audio.samples);
+      media.audio.push_back(audio_of(part.need_object("input_audio"), part.path("input_audio"), left));
+      parts.push_back({{"type", "audio"}});
+    } else if (info.images && type == "image_url") {
       std::int64_t left = kMaxRequestPixels;
-      for (const Image& image : images) left -= image.height * image.width;
-      images.push_back(image_of(part.need_object("image_url"), part.path("image_url"), left));
+      for (const Image& image : media.images) left -= image.height * image.width;
+      media.images.push_back(image_of(part.need_object("image_url"), part.path("image_url"), left));
       parts.push_back({{"type", "image"}});
     } else if (type == "text") {
       add_text(part.need_text("text"));
     } else {
-      throw ApiError(400, str("'", part.path("type"), "' is '", type, "': text and image_url are supported"),
+      throw ApiError(400,
+                     str("'", part.path("type"), "' is '", type, "': text and ",
+                         info.images ? "image_url" : "input_audio", " are supported"),
                      part.path("type"), "unsupported_parameter");
     }
     part.end();
@@ -82,8 +110,9 @@ Json parts_of(const Json& content, const std::string& path, std::vector<Image>& 
   return parts;
 }
 
-// `images`: of a model that takes pictures; null: it takes none. Adds to `bytes` those of the content's texts.
-Json message_of(const Json& given, const std::string& path, std::vector<Image>* images, std::size_t& bytes) {
+// Adds to `media` what a model takes besides text, and to `bytes` those of the content's texts.
+Json message_of(const Json& given, const std::string& path, const LanguageModelInfo& info, Media& media,
+                std::size_t& bytes) {
   Fields fields = Fields::of(given, path);
   std::string role = fields.need_text("role");
   if (std::ranges::find(kRoles, role) == std::end(kRoles))
@@ -99,8 +128,8 @@ Json message_of(const Json& given, const std::string& path, std::vector<Image>* 
   }
   const Json* content = calls.empty() ? &fields.need("content") : fields.find("content");
   Json message = {{"role", role}, {"content", ""}};
-  if (content && images) {
-    message["content"] = parts_of(*content, fields.path("content"), *images, bytes);
+  if (content && (info.images || info.audio)) {
+    message["content"] = parts_of(*content, fields.path("content"), info, media, bytes);
   } else if (content) {
     std::string text = text_of_parts(*content, fields.path("content"), {"text"}, {}, "\n");
     bytes += text.size();
@@ -147,7 +176,7 @@ void check_template_variables(const Json& variables, const std::string& path) {
 }
 
 std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits, const Json& tools,
-                           bool add_generation_prompt, std::vector<Image>* images) {
+                           bool add_generation_prompt, Media* media) {
   const Json& given = fields.need_array("messages");
   if (given.empty()) bad_request("messages", "'messages' must have at least one message");
   Json variables = model.template_variables;
@@ -157,10 +186,10 @@ std::string chat_prompt_of(Fields& fields, const ServedModel& model, const Reque
   }
   Json messages = Json::array();
   std::size_t bytes = 0;
-  std::vector<Image> none;
-  std::vector<Image>* const taken = model.language->info().images ? &(images ? *images : none) : nullptr;
+  Media left_out;
   for (std::size_t i = 0; i < given.size(); ++i)
-    messages.push_back(message_of(given[i], str("messages[", i, ']'), taken, bytes));
+    messages.push_back(
+        message_of(given[i], str("messages[", i, ']'), model.language->info(), media ? *media : left_out, bytes));
   if (!tools.empty()) {
     bytes += tools.dump().size();
     variables["tools"] = tools;

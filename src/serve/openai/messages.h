@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "graft/audio.h"
 #include "graft/image.h"
 #include "serve/json_fields.h"
 #include "serve/models.h"
@@ -22,14 +23,23 @@ void check_template_variables(const Json& variables, const std::string& path);
 // The most pixels of all pictures of a request.
 inline constexpr std::int64_t kMaxRequestPixels = std::int64_t{1} << 25;
 
+// The most samples of all sounds of a request: 35 minutes at 16 kHz.
+inline constexpr std::int64_t kMaxRequestSamples = std::int64_t{1} << 25;
+
+// What messages hold besides text.
+struct Media {
+  std::vector<Image> images;
+  std::vector<Audio> audio;
+};
+
 // Reads "messages" and "chat_template_kwargs" and applies the model's chat template; the prompt ends where the answer
 // begins. Throws ApiError (400) for messages that are not as OpenAI's API has them, hold something else than text, or
 // that the template refuses.
 // `tools`: as OpenAI's API has them, which the template is told of. `add_generation_prompt`: false for a prompt that
-// ends with the last message. `images`: of a model that takes pictures, those of parts of type image_url are added to
-// them in order; null: there may be none.
+// ends with the last message. `media`: of a model that takes pictures, those of parts of type image_url are added in
+// order; of one that takes sound those of input_audio. Null: they are read, and left out.
 std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits,
                            const Json& tools = Json::array(), bool add_generation_prompt = true,
-                           std::vector<Image>* images = nullptr);
+                           Media* media = nullptr);
 
 }  // namespace graft::serve

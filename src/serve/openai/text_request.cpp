@@ -257,8 +257,8 @@ TextRequest read_chat(const Json& json, const App& app) {
     fields.refuse(name);
   fields.refuse_unless("modalities", Json::array({"text"}), "is supported as [\"text\"] alone");
   fields.refuse_unless("store", false, "is not supported: nothing is kept");
-  std::vector<Image> images;
-  std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits, tools.tools, true, &images);
+  Media media;
+  std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits, tools.tools, true, &media);
   fields.end();
   request.style = answer_style(*request.model, tools, prompt);
   request.options.kept_special_token_ids = special_tags_of(*request.model->language->tokenizer(), request.style);
@@ -271,7 +271,9 @@ TextRequest read_chat(const Json& json, const App& app) {
                    "unsupported_parameter");
   }
   try {
-    ImagePrompt encoded = request.model->language->encode_with_images(prompt, images, false);
+    const LanguageModel& model = *request.model->language;
+    ImagePrompt encoded = model.info().audio ? model.encode_with_audio(prompt, media.audio, false)
+                                             : model.encode_with_images(prompt, media.images, false);
     request.prompts.push_back(std::move(encoded.tokens));
     request.images = std::move(encoded.images);
   } catch (const InvalidArgument& error) {

@@ -1,0 +1,125 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/utf8.h"
+#include "llm/images.h"
+
+namespace graft::llm {
+namespace {
+
+// Number i of the tokens of a picture or sound in the place of their common id: negative, and also where 32 bits of it are kept.
+std::int64_t key_of(const std::array<std::uint8_t, 32>& digest, std::int64_t i) {
+  std::uint64_t mixed = 0;
+  for (std::size_t b = 0; b < 8; ++b) mixed = mixed << 8 | digest[static_cast<std::size_t>(i % 4) * 8 + b];
+  mixed += 0x9e3779b97f4a7c15 * static_cast<std::uint64_t>(i + 1);  // SplitMix64, as in sequence.cpp
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
+  return static_cast<std::int64_t>((mixed ^ (mixed >> 31)) | 0x8000000080000000);
+}
+
+}  // namespace
+
+Filled with_placeholders(const LanguageModel& model, std::string_view prompt, std::size_t count,
+                         const Placeholders& placeholders, bool add_special) {
+  const std::string_view token = placeholders.token;
+  GRAFT_CHECK(InvalidArgument, is_utf8(prompt), "the prompt is not UTF-8");
+  GRAFT_CHECK(NotFound, !token.empty(), "the package does not say what stands for ", placeholders.many,
+              " in a text: it was exported without a tokenizer");
+  std::vector<std::string_view> between;  // of the places
+  const auto split = [&](std::string_view text) {
+    between.clear();
+    for (std::size_t at = 0, next = 0; next != std::string_view::npos; at = next + token.size()) {
+      next = text.find(token, at);
+      between.push_back(text.substr(at, next == std::string_view::npos ? next : next - at));
+    }
+  };
+  split(prompt);
+  std::string with_places;
+  if (between.size() == 1 && count > 0) {
+    for (std::size_t i = 0; i < count; ++i) with_places += placeholders.place;
+    with_places += prompt;
+    split(with_places);
+  }
+  GRAFT_CHECK(InvalidArgument, between.size() == count + 1, "the prompt has ", between.size() - 1, " places of ",
+              placeholders.many, " ('", token, "'), and there are ", count, " ", placeholders.many);
+  if (count == 0) return {model.encode(prompt, add_special), {}};
+
+  auto prepared = std::make_shared<PreparedImages>();
+  std::string text(between[0]);
+  for (std::size_t i = 0; i < count; ++i) {
+    PreparedImages::One one;
+    text += placeholders.prepare(i, one);
+    text += between[i + 1];
+    prepared->rows += one.rows;
+    prepared->images.push_back(std::move(one));
+  }
+  Filled out{model.tokenizer()->encode(text, {.add_special = add_special}), {}};
+  const std::int64_t found = std::ranges::count(out.tokens, placeholders.token_id);
+  GRAFT_CHECK(InvalidArgument, found == prepared->rows, "the prompt has ", found, " tokens of ", placeholders.many,
+              ", and these have ", prepared->rows, " rows of features");
+  prepared->keys = out.tokens;
+  prepared->feature_of.assign(out.tokens.size(), -1);
+  std::size_t which = 0;
+  std::int64_t row = 0, first = 0;  // of all features; of this one's
+  std::array<std::uint8_t, 32> digest = placeholders.digest(0);
+  for (std::size_t i = 0; i < out.tokens.size(); ++i) {
+    if (out.tokens[i] != placeholders.token_id) continue;
+    if (row - first == prepared->images[which].rows) {
+      first = row;
+      digest = placeholders.digest(++which);
+    }
+    if (row == 0) prepared->begin = static_cast<std::int64_t>(i);
+    prepared->end = static_cast<std::int64_t>(i) + 1;
+    prepared->keys[i] = key_of(digest, row - first);
+    prepared->feature_of[i] = row++;
+  }
+  out.prepared = std::move(prepared);
+  return out;
+}
+
+std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info) {
+  if (info.images) {
+    const bool on_grid = std::holds_alternative<PatchProcessing>(info.images->processing);
+    return FeaturesInfo{kEncodeImage, kStepWithImages, info.images->width, on_grid};
+  }
+  if (info.audio) return FeaturesInfo{kEncodeAudio, kStepWithAudio, info.audio->width, false};
+  return {};
+}
+
+void check_step_with_features(const Program& program, const FeaturesInfo& info) {
+  const MethodInfo& step = program.method(info.step);
+  const auto is_tensor = [](const ValueInfo& value, DType dtype, std::size_t rank) {
+    return value.kind == Value::Kind::tensor && value.dtype == dtype && value.dims.size() == rank;
+  };
+  const bool good = step.inputs.size() == 6 && is_tensor(step.inputs[0], DType::i64, 2) &&
+                    is_tensor(step.inputs[1], DType::i64, info.on_grid ? 3 : 2) &&
+                    is_tensor(step.inputs[2], DType::i64, 2) && is_tensor(step.inputs[3], DType::i64, 1) &&
+                    is_tensor(step.inputs[4], DType::f32, 3) && step.inputs[4].dims[2].min <= info.width &&
+                    info.width <= step.inputs[4].dims[2].max && is_tensor(step.inputs[5], DType::b8, 2) &&
+                    step.outputs.size() == 1 && is_tensor(step.outputs[0], DType::f32, 3);
+  GRAFT_CHECK(InvalidArgument, good, "method '", info.step,
+              "' is no decoder with features: expected the inputs of 'step', features [B, T, ", info.width,
+              "] and a mask [B, T]");
+}
+
+void check_placeholders(const LanguageModelInfo& info, std::span<const std::int64_t> tokens,
+                        const PreparedImages* images) {
+  if (!info.images && !info.audio) {
+    GRAFT_CHECK(InvalidArgument, images == nullptr, info.architecture,
+                " takes no pictures or sound: the package is of text alone");
+    return;
+  }
+  const std::int64_t id = info.images ? info.images->token_id : info.audio->token_id;
+  const char* const what = info.images ? "pictures" : "sounds";
+  if (images == nullptr) {
+    const auto found = std::ranges::count(tokens, id);
+    GRAFT_CHECK(InvalidArgument, found == 0, "the prompt has ", found, " tokens of ", what, " (", id,
+                "), and there are no ", what);
+    return;
+  }
+  bool same = tokens.size() == images->feature_of.size();
+  for (std::size_t i = 0; same && i < tokens.size(); ++i) same = (tokens[i] == id) == (images->feature_of[i] >= 0);
+  GRAFT_CHECK(InvalidArgument, same, "the tokens of the prompt are not those that its ", what, " were prepared for");
+}
+
+}  // namespace graft::llm
