@@ -173,7 +173,7 @@ TEST(Images, ASequenceIsNotCutWithinThem) {
   Decoder decoder(small.pictures, {.threads = 1});
   logits_of(decoder, small.pictures->encode_with_images("1t <image> 2t 3t", images));
   expect_error<InvalidArgument>([&] { decoder.truncate(0, 3); },
-                                "cannot go back to 3 tokens: there are pictures from 1 to 4");
+                                "cannot go back to 3 tokens: there are pictures or sounds from 1 to 4");
   decoder.truncate(0, 5);
   decoder.truncate(0, 1);  // what follows is text
   const Ids rest{5, 6, 7, 8};

@@ -29,9 +29,9 @@ struct SmallLanguageModel {
     model = std::make_shared<const LanguageModel>(graph.build(load), info, nullptr);
   }
 
-  // `with_images`: step_with_images instead of step.
+  // `with_features`: step_with_images or step_with_audio instead of step.
   static void decode(GraphBuilder& graph, unsigned seed, double sharpness, std::int64_t context,
-                     bool with_images = false) {
+                     bool with_features = false) {
     const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, context, "t"), k = dynamic(1, context, "k");
     const ir::Dim c = fixed(kSize), one = fixed(1), v = fixed(kVocabulary);
     const auto ids = graph.input("input_ids", DType::i64, {b, t});
@@ -51,9 +51,9 @@ struct SmallLanguageModel {
     const auto tokens = graph.weight("tokens", numbers(kVocabulary * kSize, seed), {kVocabulary, kSize});
     const auto places = graph.weight("places", numbers(context * kSize, seed + 1), {context, kSize});
     ir::ValueId words = embed(tokens, ids);
-    if (with_images) {
-      const auto features = graph.input("image_features", DType::f32, {b, t, c});
-      const auto mask = graph.input("image_mask", DType::b8, {b, t});
+    if (with_features) {
+      const auto features = graph.input("features", DType::f32, {b, t, c});
+      const auto mask = graph.input("mask", DType::b8, {b, t});
       const auto wide =
           graph.node("aten.unsqueeze.default", {{"self", of(mask)}, {"dim", of_int(2)}}, DType::b8, {b, t, one});
       words = graph.node("aten.where.self", {{"condition", of(wide)}, {"self", of(features)}, {"other", of(words)}},
@@ -95,6 +95,23 @@ struct SmallLanguageModel {
     const auto words =
         Tokenizer::from_json(R"({"model": {"type": "WordLevel", "unk_token": "0t", "vocab": {)" + vocabulary + "}}}");
     return std::make_shared<const LanguageModel>(model->program(), model->info(), words);
+  }
+
+ protected:
+  // A tokenizer of the words "0t", ... and, as the last token, a placeholder, which stands for parts of this type in the
+  // chat template.
+  static std::shared_ptr<const Tokenizer> words_and(const std::string& placeholder, const std::string& type) {
+    const std::string last = std::to_string(kVocabulary - 1);
+    std::string words;
+    for (std::int64_t i = 0; i < kVocabulary - 1; ++i)
+      words += "\"" + std::to_string(i) + "t\": " + std::to_string(i) + ", ";
+    return Tokenizer::from_json(
+        R"({"pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [{"id": )" + last + R"(, "content": ")" +
+            placeholder + R"(", "special": true, "normalized": false}], "model": {"type": "WordLevel",
+           "unk_token": "0t", "vocab": {)" +
+            words + "\"" + placeholder + "\": " + last + "}}}",
+        R"({"chat_template": "{% for m in messages %}{% for c in m.content %}{% if c.type == ')" + type + "' %} " +
+            placeholder + R"( {% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %} 9t"})");
   }
 
  private:
@@ -155,22 +172,44 @@ struct SmallPictureModel : SmallLanguageModel {
     if (change) change(images);
     LanguageModelInfo info = model->info();
     info.images = images;
-    std::string words;
-    for (std::int64_t i = 0; i < kImage; ++i) words += "\"" + std::to_string(i) + "t\": " + std::to_string(i) + ", ";
-    const auto tokenizer = Tokenizer::from_json(
-        R"({"pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [{"id": )" + std::to_string(kImage) +
-            R"(, "content": "<image>", "special": true, "normalized": false}], "model": {"type": "WordLevel",
-           "unk_token": "0t", "vocab": {)" +
-            words + R"("<image>": )" + std::to_string(kImage) + "}}}",
-        R"({"chat_template": "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %} <image> )"
-        R"({% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %} 9t"})");
-    pictures = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info, tokenizer);
+    pictures = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info,
+                                                     words_and("<image>", "image"));
   }
 
   static Image picture(std::int64_t height, std::int64_t width, unsigned seed) {
     std::mt19937 rng(seed);
     Image out{height, width, {}};
     for (std::int64_t i = 0; i < height * width * 3; ++i) out.pixels.push_back(static_cast<std::uint8_t>(rng() % 256));
+    return out;
+  }
+};
+
+// The same as a model of sound and text: windows of 8 frames, whose features are 2 rows of the spectrogram's numbers.
+struct SmallAudioModel : SmallLanguageModel {
+  static constexpr std::int64_t kAudio = kVocabulary - 1, kRate = 100, kWindow = 32, kMels = 4, kFrames = 8;
+  std::shared_ptr<const LanguageModel> audio;
+
+  explicit SmallAudioModel(bool ends_with_sound = false, const std::function<void(AudioInfo&)>& change = {}) {
+    GraphBuilder step("step_with_audio"), tower("encode_audio");
+    decode(step, 1, 0.5, kContext, true);
+    const auto spectrogram = tower.input("input_features", DType::f32, {fixed(1), fixed(kMels), fixed(kFrames)});
+    if (ends_with_sound) tower.input("heard", DType::b8, {fixed(1), fixed(kFrames / 2)});
+    tower.output(tower.node("aten.view.default",
+                            {{"self", ir::Arg::of_value(spectrogram)}, {"size", of_ints({2, kSize})}}, DType::f32,
+                            {fixed(2), fixed(kSize)}));
+    AudioInfo about{kRate, 8, 4, kMels, kFrames, 2, kSize, ends_with_sound, "<audio>", kAudio, "<audio>"};
+    if (change) change(about);
+    LanguageModelInfo info = model->info();
+    info.audio = about;
+    audio = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info,
+                                                  words_and("<audio>", "audio"));
+  }
+
+  static Audio sound(std::int64_t samples, unsigned seed, std::int64_t rate = kRate) {
+    std::mt19937 rng(seed);
+    Audio out{{}, rate};
+    for (std::int64_t i = 0; i < samples; ++i)
+      out.samples.push_back(static_cast<float>(rng() % 2001) / 1000.f - 1.f);
     return out;
   }
 };

@@ -104,6 +104,11 @@ def metadata(checkpoint: Checkpoint, processor: Any, sound: Sound) -> dict[str, 
     """For `graft.llm.json`. processor: of a model in memory; of a folder its preprocessor_config.json is read. Raises
     ExportError for features that are not computed as Whisper's."""
     config = checkpoint.model.config
+    if processor is None and checkpoint.folder is None:
+        raise ExportError(
+            f"expected the processor of a {type(checkpoint.model).__name__} in memory (processor=), or text_only=True for "
+            "its text part alone"
+        )
     given = json.loads(checkpoint.files.get("preprocessor_config.json", b"{}"))
     if processor is not None:
         take_tokenizer(checkpoint, processor)

@@ -12,7 +12,9 @@ import tokenizers
 import torch
 import transformers
 
-RATE, SECONDS = 16000, 2  # of a window
+from speech_models import RATE
+
+SECONDS = 2  # of a window
 CONTEXT = 512
 _SPECIAL = ["<s>", "</s>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>", "[AUDIO]", "[BEGIN_AUDIO]"]
 _TEMPLATE = (
@@ -136,11 +138,3 @@ class Processor:
         if made and ends:
             out["feature_attention_mask"] = torch.cat([heard for _, heard in made])
         return out
-
-
-def sound(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
-    """[n] in f32: tones that rise and fall, and noise."""
-    random = np.random.default_rng(seed)
-    t = np.arange(round(seconds * rate)) / rate
-    waves = [np.sin(2 * np.pi * (f * t + 40 * np.sin(3 * t + f))) for f in random.uniform(100, 3000, 4)]
-    return (np.mean(waves, 0) * 0.5 + random.normal(0, 0.02, len(t))).astype(np.float32)
