@@ -29,7 +29,7 @@ _HARMLESS = {"cache_position", "num_items_in_batch", "is_first_iteration", "toke
 # Arguments that are pictures or sound.
 MEDIA = frozenset(("pixel_values", "pixel_values_videos", "input_features", "input_values"))
 # What the fast route computes or refuses by itself, and what is looked at apart from names.
-_FAST = MEDIA | {
+_FAST = {
     "input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "labels", "use_cache", "return_dict",
     "output_attentions", "output_hidden_states", "logits_to_keep", *_HARMLESS,
 }  # fmt: skip

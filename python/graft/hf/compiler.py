@@ -57,7 +57,7 @@ def compile(  # noqa: A001  (as torch.compile)
         A causal language model with unmerged LoRA of peft has at least 64: the base program runs, and what is active in
         the model (set_adapter, disable_adapter, adapter_names) is added by row.
     route: "fast" or "general" alone; by default the fast one where it fits. Of models that generate from texts alone and
-        with pictures or sound (Gemma 3) the fast route takes texts alone.
+        with pictures or sound (Gemma 3) the fast route takes texts, and calls with more go to the general one.
 
     `model.graft` is the engine: `model.graft.stats()` says what was made and run. Exported programs are kept in a folder
     (GRAFT_CACHE, by default ~/.cache/graft), so that the next process only loads.

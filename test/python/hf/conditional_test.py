@@ -121,15 +121,17 @@ def test_sizes_of_pictures():
 
 @pytest.mark.slow
 def test_texts_alone_and_with_pictures():
-    """Gemma 3 is a model for texts too, which the fast route takes."""
+    """Gemma 3 is a model for texts too, which the fast route takes; calls with pictures go to the general one."""
     model = gemma3()
     ids = _ids(2, 9, features=4)
     given = dict(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=(ids == PICTURE).long())
     given["pixel_values"] = torch.randn(2, 3, 32, 32)
     fast = graft.compile(copy.deepcopy(model), threads=1)
     assert fast.graft.route == "fast"
+    _check(model, fast, **given)
+    quantized = graft.compile(copy.deepcopy(model), threads=1, quantize="q8_0")
     with pytest.raises(graft.InvalidArgument, match="takes no argument 'pixel_values'; .*route='general'"):
-        fast(ids, pixel_values=given["pixel_values"])
+        quantized(ids, pixel_values=given["pixel_values"])
     _check(model, graft.compile(copy.deepcopy(model), threads=1, route="general"), **given)
 
 
