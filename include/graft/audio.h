@@ -27,6 +27,12 @@ GRAFT_API Audio decode_audio(std::span<const std::byte> file, const std::string&
 // The same of a path. Throws NotFound and SystemError besides.
 GRAFT_API Audio load_audio(const std::string& path);
 
+// A WAV file of one channel in 16 bits, of samples cut to -1 to 1. save_audio replaces a file. Both throw
+// InvalidArgument for a rate below 1 or above 768,000, and for more samples than such a file has room for; save_audio
+// SystemError.
+GRAFT_API std::string encode_wav(const Audio& audio);
+GRAFT_API void save_audio(const Audio& audio, const std::string& path);
+
 // At another rate, by windowed sinc interpolation (Hann window, 6 zero crossings, 0.99 of the lower Nyquist
 // frequency): what torchaudio.functional.resample computes by default, which transformers' pipelines use. There are
 // ceil(samples * to / from) of them. Throws InvalidArgument for a rate below 1 or above 768,000.

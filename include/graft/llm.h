@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "graft/adapter.h"
+#include "graft/audio.h"
 #include "graft/export.h"
 #include "graft/graft.h"
 #include "graft/grammar.h"
-#include "graft/audio.h"
 #include "graft/image.h"
 #include "graft/tokenizer.h"
 
@@ -95,8 +95,8 @@ struct ImagesInfo {
   std::string before_whole;   // of the picture as a whole, behind its tiles; `after` follows it
 };
 
-// For a model of sound and text (Qwen2-Audio, Voxtral): how sound becomes the input of its tower, and what stands for it
-// in a prompt.
+// For a model of sound and text (Qwen2-Audio, Voxtral): how sound becomes the input of its tower, and what stands for
+// it in a prompt.
 struct AudioInfo {
   std::int64_t sampling_rate = 16000, n_fft = 400, hop_length = 160, mels = 80;  // of log-mel spectrograms
   std::int64_t frames = 3000;  // of a window: the tower's input; behind the sound there is silence
@@ -130,8 +130,8 @@ struct LanguageModelInfo {
   std::optional<ImagesInfo> images = {};
   std::optional<AudioInfo> audio = {};
   std::optional<StageInfo> stage = {};  // the package is the first of several
-  // Layers have states of all tokens of a row together (linear attention, convolutions): a row goes on or begins anew, so
-  // that there are no drafts and no prefix cache. Set by LanguageModel.
+  // Layers have states of all tokens of a row together (linear attention, convolutions): a row goes on or begins anew,
+  // so that there are no drafts and no prefix cache. Set by LanguageModel.
   bool recurrent = false;
 };
 

@@ -35,6 +35,10 @@ from graft.llm.generate import BatchGenerator as BatchGenerator
 from graft.llm.generate import TextGenerator as TextGenerator
 from graft.llm.speech_to_text import Transcriber as Transcriber
 from graft.audio import load_audio as load_audio
+from graft.audio import save_audio as save_audio
+from graft.llm.speaker import Speaker as Speaker
+from graft.llm.speaker import Voice as Voice
+from graft.llm.speaker_export import export_speaker as export_speaker
 from graft.runtime.flow import Flow as Flow
 from graft.runtime.flow import FlowStage as FlowStage
 from graft.runtime.model import Arena as Arena
@@ -90,6 +94,7 @@ __all__ = [
     "OutOfMemory",
     "PackedInfo",
     "Pipeline",
+    "Speaker",
     "States",
     "Submitted",
     "SystemError",
@@ -99,15 +104,18 @@ __all__ = [
     "Transcriber",
     "Unavailable",
     "Unsupported",
+    "Voice",
     "compare",
     "compile",
     "devices",
     "export",
     "export_image_model",
+    "export_speaker",
     "export_llm",
     "load",
     "load_adapter",
     "load_audio",
+    "save_audio",
     "load_image",
     "load_ops",
     "models",

@@ -10,7 +10,7 @@ import numpy as np
 from graft import _C
 from graft.errors import InvalidArgument
 
-__all__ = ["Sound", "load_audio"]
+__all__ = ["Sound", "load_audio", "save_audio"]
 
 #: A file of WAV, FLAC or MP3, or (samples [n] from -1 to 1, samples per second).
 Sound: TypeAlias = "str | os.PathLike[str] | tuple[Any, int]"
@@ -21,6 +21,11 @@ def load_audio(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
     mean. Raises `graft.NotFound`, and `graft.InvalidArgument` for another or a damaged file."""
     samples, rate = _C.load_audio(os.fspath(path))
     return np.frombuffer(samples, dtype=np.float32), rate
+
+
+def save_audio(path: str | os.PathLike[str], samples: Any, sampling_rate: int) -> None:
+    """Writes samples [n], cut to -1 to 1, as a WAV file of 16 bits. A file there is replaced."""
+    _C.save_audio(os.fspath(path), as_samples(samples), sampling_rate)
 
 
 def samples_of(sound: Sound) -> tuple[bytes, int]:

@@ -86,7 +86,8 @@ int chat(const ChatArgs& args) {
     const auto answer = [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
       return server.answer(messages, on_text, cancel);
     };
-    talk<Image>(args.system, answer, [] {}, nullptr);
+    talk<Image>(
+        args.system, answer, [] {}, nullptr);
     return 0;
   }
   const auto model = load_model(args.model, &args.decode);
@@ -100,9 +101,10 @@ int chat(const ChatArgs& args) {
   const bool hears = model->info().audio.has_value();
   const auto answer = [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
     const std::string prompt = chat_prompt(*model, messages, chat_template);
-    return generator.generate(hears ? model->encode_with_audio(prompt, audio.of_all, false)
-                                    : model->encode_with_images(prompt, images.of_all, false),
-                              options, [&](std::size_t, std::string_view text) { on_text(text); }, &cancel);
+    return generator.generate(
+        hears ? model->encode_with_audio(prompt, audio.of_all, false)
+              : model->encode_with_images(prompt, images.of_all, false),
+        options, [&](std::size_t, std::string_view text) { on_text(text); }, &cancel);
   };
   const auto after = [&] {
     if (args.decode.stats) print_stats(generator, {0, generator.stats().prefill_seconds});

@@ -60,7 +60,7 @@ std::vector<ImagePrompt> encode_prompts(const GenerateArgs& args, const Language
   if (!audio.empty() && prompts.size() > 1)
     fail("--audio: expected one prompt, found ", prompts.size(), ": sounds are of one alone");
   std::vector<ImagePrompt> encoded;
-  for (const std::string& prompt : prompts) 
+  for (const std::string& prompt : prompts)
     encoded.push_back(model.info().audio ? audio_prompt(model, prompt, audio, chat_template)
                                          : image_prompt(model, prompt, images, chat_template));
   return encoded;

@@ -50,6 +50,13 @@ constexpr const char* kTranscribeNotes = R"(Examples:
 Sound of any length and rate: WAV, FLAC or MP3; of several channels the mean. Text is printed as soon as its window of
 30 seconds is done; other formats at the end.)";
 
+constexpr const char* kSpeakNotes = R"(Examples:
+  graft speak tts.pte --text "Hello, world!" -o hello.wav
+  graft speak tts.pte --text-file story.txt --voice somebody.wav -o story.wav
+
+Writes a WAV file of 16 bits at the model's rate. Long texts are spoken sentence by sentence. A voice is a file of WAV,
+FLAC or MP3: some seconds of somebody who speaks.)";
+
 void add_model_options(CLI::App& command, ModelArgs& args, bool cache) {
   add_load_options(command, args, "the package: a .pte file");
   command
@@ -229,6 +236,21 @@ LlmCommands::LlmCommands(CLI::App& app) {
                         "hear a window again at temperatures up to 1 where its text repeats itself or is unlikely, "
                         "with the thresholds of OpenAI's whisper");
   transcribe_->add_option("--seed", options.seed, "of temperatures above 0")->capture_default_str()->type_name("N");
+
+  speak_ = app.add_subcommand("speak", "Turn text into speech with a model such as Pocket TTS.");
+  speak_->footer(kSpeakNotes);
+  add_load_options(*speak_, speak_args_.model, "the package: a .pte file");
+  speak_->add_option("--text", speak_args_.text, "what is said")->type_name("TEXT");
+  speak_->add_option("--text-file", speak_args_.text_file, "a file with it; - for stdin")->type_name("FILE");
+  speak_->add_option("--voice", speak_args_.voice, "a sound of who speaks (default: the model's own)")
+      ->type_name("FILE");
+  speak_->add_option("-o,--output", speak_args_.output, "the .wav file to write")->required()->type_name("FILE.wav");
+  speak_->add_option("--temperature", speak_args_.temperature, "variance of the noise (default: the model's)")
+      ->type_name("T");
+  speak_->add_option("--seed", speak_args_.seed, "of temperatures above 0")->capture_default_str()->type_name("N");
+  speak_->add_option("--max-tokens", speak_args_.max_tokens, "the most tokens that are spoken at once")
+      ->capture_default_str()
+      ->type_name("N");
 }
 
 std::optional<int> LlmCommands::run() {
@@ -249,6 +271,7 @@ std::optional<int> LlmCommands::run() {
   if (perplexity_->parsed()) return perplexity(perplexity_args_);
   if (embed_->parsed()) return embed(embed_args_);
   if (transcribe_->parsed()) return transcribe(transcribe_args_);
+  if (speak_->parsed()) return speak(speak_args_);
   return std::nullopt;
 }
 

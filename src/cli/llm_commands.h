@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "cli/load_args.h"
+#include "graft/speaker.h"
 #include "graft/transcriber.h"
 
-// The commands for language models: generate, chat, perplexity, embed, transcribe. Text goes to stdout, everything else
-// to stderr.
+// The commands for language models: generate, chat, perplexity, embed, transcribe, speak. Text goes to stdout,
+// everything else to stderr.
 namespace graft::cli {
 
 struct ModelArgs : LoadArgs {
@@ -39,7 +40,7 @@ struct GenerateArgs {
   std::string prompt_file;
   std::string messages_file;
   std::vector<std::string> images, audio;  // of one prompt, of a model that takes pictures or sound
-  std::string features_file;        // of a model with an encoder of features, a .npy
+  std::string features_file;               // of a model with an encoder of features, a .npy
   std::string chat_template;
   bool all_logits = false;
 };
@@ -76,11 +77,20 @@ struct TranscribeArgs {
 };
 
 // Return the exit code; throw graft::Error.
+struct SpeakArgs {
+  LoadArgs model;
+  std::string text, text_file, voice, output;
+  std::optional<double> temperature;
+  std::uint64_t seed = 0;
+  std::int64_t max_tokens = SpeakingOptions{}.max_tokens;
+};
+
 int generate(const GenerateArgs& args);
 int chat(const ChatArgs& args);
 int perplexity(const PerplexityArgs& args);
 int embed(const EmbedArgs& args);
 int transcribe(const TranscribeArgs& args);
+int speak(const SpeakArgs& args);
 
 // The given options, with defaults from the model's generation_config.json. Throws CLI::ParseError when they contradict
 // each other.
@@ -100,11 +110,13 @@ class LlmCommands {
   CLI::App* perplexity_ = nullptr;
   CLI::App* embed_ = nullptr;
   CLI::App* transcribe_ = nullptr;
+  CLI::App* speak_ = nullptr;
   GenerateArgs generate_args_;
   ChatArgs chat_args_;
   PerplexityArgs perplexity_args_;
   EmbedArgs embed_args_;
   TranscribeArgs transcribe_args_;
+  SpeakArgs speak_args_;
 };
 
 // --- for the commands ---

@@ -87,17 +87,17 @@ void check_audio_methods(const Program& program, const AudioInfo& info) {
   const MethodInfo& encode = program.method(kEncodeAudio);
   const auto is = [](const ValueInfo& value, DType dtype, std::initializer_list<std::int64_t> sizes) {
     return value.kind == Value::Kind::tensor && value.dtype == dtype &&
-           std::ranges::equal(value.dims, sizes, [](const DimInfo& dim, std::int64_t size) {
-             return dim.min == size && dim.max == size;
-           });
+           std::ranges::equal(value.dims, sizes,
+                              [](const DimInfo& dim, std::int64_t size) { return dim.min == size && dim.max == size; });
   };
   const auto& in = encode.inputs;
-  const bool good = in.size() == (info.ends_with_sound ? 2U : 1U) && is(in[0], DType::f32, {1, info.mels, info.frames}) &&
+  const bool good = in.size() == (info.ends_with_sound ? 2U : 1U) &&
+                    is(in[0], DType::f32, {1, info.mels, info.frames}) &&
                     (!info.ends_with_sound || is(in[1], DType::b8, {1, info.frames / kStride})) &&
                     encode.outputs.size() == 1 && is(encode.outputs[0], DType::f32, {info.rows, info.width});
   GRAFT_CHECK(InvalidArgument, good, "method '", kEncodeAudio, "' is not what '", kLanguageModelKey,
-              "' says of sound: expected a spectrogram [1, ", info.mels, ", ", info.frames, "] as input, and features [",
-              info.rows, ", ", info.width, "] as output");
+              "' says of sound: expected a spectrogram [1, ", info.mels, ", ", info.frames,
+              "] as input, and features [", info.rows, ", ", info.width, "] as output");
   // What the sound leaves of a window are the first rows.
   GRAFT_CHECK(InvalidArgument, !info.ends_with_sound || info.rows == info.frames / kStride / kPool, "method '",
               kEncodeAudio, "' gives ", info.rows, " rows for ", info.frames, " frames, expected ",

@@ -109,8 +109,7 @@ TEST(AudioPrompt, WrongPrompts) {
   ImagePrompt prompt = model.encode_with_audio("<audio> 1t", sounds);
   expect_error<InvalidArgument>([&] { generator.generate(prompt.tokens); }, "has 2 tokens of sounds (23)");
   prompt.tokens.push_back(4);
-  expect_error<InvalidArgument>([&] { generator.generate(prompt); },
-                                "are not those that its sounds were prepared for");
+  expect_error<InvalidArgument>([&] { generator.generate(prompt); }, "are not those that its sounds were prepared for");
   const ChatMessage message{"user", {}, {{{}, false, true}}};
   expect_error<InvalidArgument>([&] { chat_prompt(*small.with_words(), {&message, 1}, "x"); }, "takes no sound");
   EXPECT_EQ(audio_prompt(model, "1t", sounds).tokens, (Ids{kAudio, kAudio, 1, 9}));
@@ -124,9 +123,9 @@ TEST(AudioPrompt, WrongDescriptions) {
   expect_error<InvalidArgument>([&] { SmallAudioModel(true, [](AudioInfo& info) { info.frames = 16; }); },
                                 "'encode_audio' is not what");
   const auto parse = [](std::int64_t token, std::int64_t frames) {
-    const std::string text =
-        str(R"({"token": "x", "place": "x", "rows": 1, "width": 4, "sampling_rate": 16000, "n_fft": 400, "hop_length": )",
-            R"(160, "mels": 80, "ends_with_sound": true, "token_id": )", token, R"(, "frames": )", frames, "}");
+    const std::string text = str(
+        R"({"token": "x", "place": "x", "rows": 1, "width": 4, "sampling_rate": 16000, "n_fft": 400, "hop_length": )",
+        R"(160, "mels": 80, "ends_with_sound": true, "token_id": )", token, R"(, "frames": )", frames, "}");
     return llm::parse_audio(read_json<Json>(text), 24);
   };
   EXPECT_EQ(parse(23, 2).frames, 2);

@@ -1,5 +1,5 @@
-#include <optional>
 #include <algorithm>
+#include <optional>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -76,7 +76,8 @@ ImagePrompt image_prompt(const LanguageModel& model, std::string_view text, std:
 ImagePrompt audio_prompt(const LanguageModel& model, std::string_view text, std::span<const Audio> audio,
                          std::string_view chat_template) try {
   const auto& info = model.info().audio;
-  const auto asked = info ? question(model, text, audio.size(), info->token, {{}, false, true}, chat_template) : std::nullopt;
+  const auto asked =
+      info ? question(model, text, audio.size(), info->token, {{}, false, true}, chat_template) : std::nullopt;
   return asked ? model.encode_with_audio(*asked, audio, false) : model.encode_with_audio(text, audio);
 } catch (...) {
   rethrow_typed();

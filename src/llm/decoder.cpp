@@ -385,8 +385,8 @@ void Decoder::Impl::truncate_by_user(std::size_t row, std::int64_t length) {
   const auto* images = row < images_.size() ? images_[row].prepared.get() : nullptr;
   const bool without = images != nullptr && length <= images->begin;
   GRAFT_CHECK(InvalidArgument, images == nullptr || without || length >= std::min(images->end, lengths_[row]),
-              "sequence ", row, " cannot go back to ", length, " tokens: there are pictures or sounds from ", images->begin,
-              " to ", images->end);
+              "sequence ", row, " cannot go back to ", length, " tokens: there are pictures or sounds from ",
+              images->begin, " to ", images->end);
   truncate(row, length);
   if (without) images_[row] = {};
 }

@@ -49,8 +49,8 @@ std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info);
 struct Placeholders {
   std::string_view token;
   std::int64_t token_id = 0;
-  std::string_view place;      // where the text does not say
-  std::string_view many;       // "pictures", for messages
+  std::string_view place;                                                       // where the text does not say
+  std::string_view many;                                                        // "pictures", for messages
   std::function<std::string(std::size_t i, PreparedImages::One& one)> prepare;  // fills `one`; its text
   std::function<std::array<std::uint8_t, 32>(std::size_t i)> digest;            // SHA-256 of what is seen or heard
 };

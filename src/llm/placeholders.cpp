@@ -7,7 +7,8 @@
 namespace graft::llm {
 namespace {
 
-// Number i of the tokens of a picture or sound in the place of their common id: negative, and also where 32 bits of it are kept.
+// Number i of the tokens of a picture or sound in the place of their common id: negative, and also where 32 bits of it
+// are kept.
 std::int64_t key_of(const std::array<std::uint8_t, 32>& digest, std::int64_t i) {
   std::uint64_t mixed = 0;
   for (std::size_t b = 0; b < 8; ++b) mixed = mixed << 8 | digest[static_cast<std::size_t>(i % 4) * 8 + b];

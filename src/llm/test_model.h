@@ -98,8 +98,8 @@ struct SmallLanguageModel {
   }
 
  protected:
-  // A tokenizer of the words "0t", ... and, as the last token, a placeholder, which stands for parts of this type in the
-  // chat template.
+  // A tokenizer of the words "0t", ... and, as the last token, a placeholder, which stands for parts of this type in
+  // the chat template.
   static std::shared_ptr<const Tokenizer> words_and(const std::string& placeholder, const std::string& type) {
     const std::string last = std::to_string(kVocabulary - 1);
     std::string words;
@@ -172,8 +172,8 @@ struct SmallPictureModel : SmallLanguageModel {
     if (change) change(images);
     LanguageModelInfo info = model->info();
     info.images = images;
-    pictures = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info,
-                                                     words_and("<image>", "image"));
+    pictures =
+        std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info, words_and("<image>", "image"));
   }
 
   static Image picture(std::int64_t height, std::int64_t width, unsigned seed) {
@@ -201,15 +201,14 @@ struct SmallAudioModel : SmallLanguageModel {
     if (change) change(about);
     LanguageModelInfo info = model->info();
     info.audio = about;
-    audio = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info,
-                                                  words_and("<audio>", "audio"));
+    audio =
+        std::make_shared<const LanguageModel>(graph.build_with({&step, &tower}), info, words_and("<audio>", "audio"));
   }
 
   static Audio sound(std::int64_t samples, unsigned seed, std::int64_t rate = kRate) {
     std::mt19937 rng(seed);
     Audio out{{}, rate};
-    for (std::int64_t i = 0; i < samples; ++i)
-      out.samples.push_back(static_cast<float>(rng() % 2001) / 1000.f - 1.f);
+    for (std::int64_t i = 0; i < samples; ++i) out.samples.push_back(static_cast<float>(rng() % 2001) / 1000.f - 1.f);
     return out;
   }
 };

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "graft/speaker.h"
 #include "graft/transcriber.h"
 #include "python/bytes.h"
 
@@ -75,6 +76,53 @@ nb::tuple transcribe(Transcriber& transcriber, const nb::bytes& samples, std::in
   return nb::make_tuple(bytes_of(result.text), result.language, segments);
 }
 
+SpeakingOptions speaking_options(const nb::dict& settings, SpeakingOptions options) {
+  for (const auto& [key, value] : settings) {
+    const auto name = nb::cast<std::string>(key);
+    if (name == "temperature") {
+      options.temperature = nb::cast<double>(value);
+    } else if (name == "seed") {
+      options.seed = nb::cast<std::uint64_t>(value);
+    } else if (name == "eos_threshold") {
+      options.eos_threshold = nb::cast<double>(value);
+    } else if (name == "min_frames_before_eos") {
+      options.min_frames_before_eos = nb::cast<std::int64_t>(value);
+    } else if (name == "max_frames") {
+      options.max_frames = nb::cast<std::int64_t>(value);
+    } else if (name == "max_tokens") {
+      options.max_tokens = nb::cast<std::int64_t>(value);
+    } else {
+      throw InvalidArgument("there is no setting '" + name + "'");
+    }
+  }
+  return options;
+}
+
+// `voice`: (latents, frames), or None.
+nb::bytes speak(Speaker& speaker, const nb::bytes& text, const nb::object& voice, const nb::dict& settings,
+                const nb::object& on_audio, const CancelToken* cancel) {
+  const SpeakingOptions options = speaking_options(settings, speaker.defaults());
+  std::optional<Voice> who;
+  if (!voice.is_none()) {
+    const auto pair = nb::cast<nb::tuple>(voice);
+    who = Voice{floats_of(nb::cast<nb::bytes>(pair[0])), nb::cast<std::int64_t>(pair[1])};
+  }
+  Speaker::OnAudio show;
+  if (!on_audio.is_none())
+    show = [&](const Audio& chunk) {
+      const nb::gil_scoped_acquire acquire;
+      on_audio(bytes_of(std::span<const float>(chunk.samples)));
+    };
+  RunOptions run;
+  run.cancel = cancel;
+  Audio spoken;
+  {
+    const nb::gil_scoped_release release;
+    spoken = speaker.speak({text.c_str(), text.size()}, who ? &*who : nullptr, options, show, run);
+  }
+  return bytes_of(std::span<const float>(spoken.samples));
+}
+
 }  // namespace
 
 void bind_speech(nb::module_& m) {
@@ -96,6 +144,40 @@ void bind_speech(nb::module_& m) {
       .def_prop_ro("sampling_rate",
                    [](const Transcriber& t) { return t.model().info().encoder->speech->sampling_rate; })
       .def_prop_ro("mels", [](const Transcriber& t) { return t.model().info().encoder->speech->mels; });
+  nb::class_<Speaker>(m, "Speaker")
+      .def(
+          "__init__",
+          [](Speaker* self, const std::string& path, std::vector<std::string> weights, const std::string& device,
+             int threads) {
+            LoadOptions options;
+            options.weights = std::move(weights);
+            options.device = device;
+            const nb::gil_scoped_release release;
+            new (self) Speaker(path, options, threads);
+          },
+          nb::arg("path"), nb::arg("weights"), nb::arg("device"), nb::arg("threads"))
+      .def("speak", &speak, nb::arg("text"), nb::arg("voice").none(), nb::arg("settings"), nb::arg("on_audio").none(),
+           nb::arg("cancel").none())
+      .def("voice",
+           [](Speaker& speaker, const nb::bytes& samples, std::int64_t rate) {
+             const Audio audio{floats_of(samples), rate};
+             Voice voice;
+             {
+               const nb::gil_scoped_release release;
+               voice = speaker.voice(audio);
+             }
+             return nb::make_tuple(bytes_of(std::span<const float>(voice.latents)), voice.frames);
+           })
+      .def("chunks",
+           [](const Speaker& speaker, const nb::bytes& text, std::int64_t max_tokens) {
+             return speaker.chunks({text.c_str(), text.size()}, max_tokens);
+           })
+      .def_prop_ro("plans", [](Speaker& speaker) { return speaker.session().counters().graphs_built; })
+      .def_prop_ro("sampling_rate", [](const Speaker& speaker) { return speaker.info().sampling_rate; })
+      .def_prop_ro("latent_size", [](const Speaker& speaker) { return speaker.info().latent_size; });
+  m.def("save_audio", [](const std::string& path, const nb::bytes& samples, std::int64_t rate) {
+    save_audio({floats_of(samples), rate}, path);
+  });
   m.def("load_audio", [](const std::string& path) {
     const Audio audio = load_audio(path);
     return nb::make_tuple(bytes_of(std::span<const float>(audio.samples)), audio.sampling_rate);

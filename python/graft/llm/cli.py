@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="graft export",
-        description="Makes a package of a causal language model.",
+        description="Makes a package of a language model, or of one that speaks.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -101,7 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         from graft.llm.export import write_package
+        from graft.llm.text_to_speech import speaks
 
+        if speaks(options.model):
+            for name in ("weights", "pack", "plan", "stages", "text_only"):
+                if getattr(options, name) != parser.get_default(name):
+                    parser.error(f"--{name.replace('_', '-')}: not for a model that speaks")
+            from graft.llm.speaker_export import write_speaker
+
+            write_speaker(options.model, options.output, None, rules, options.context, None, True)
+            return 0
         extra: dict[str, Any] = {} if options.context is None else {"context": options.context}
         write_package(
             options.model,

@@ -148,7 +148,7 @@ def write_package(
         raise ExportError(f"expected from 1 to {_MOST_STAGES} stages, found {stages}")
     if stages > 1 and plans:
         raise ExportError("expected no plans with stages: the packages of stages hold none")
-    say = _say if progress else _silent
+    say = say_on_stderr if progress else silent
     say(f"reading {model if isinstance(model, (str, os.PathLike)) else type(model).__name__}")
     checkpoint = open_checkpoint(model)
     config = checkpoint.model.config.get_text_config()
@@ -195,10 +195,10 @@ def write_package(
         heard = audio.metadata(checkpoint, processor, sound)
     if quantize is not None:
         rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
-        checkpoint.weights.update(_quantized(programs.values(), checkpoint, rules, say))
+        checkpoint.weights.update(quantized_weights(programs.values(), checkpoint, rules, say))
     if pack:
         checkpoint.weights.update({name: packed(stored) for name, stored in checkpoint.weights.items()})
-    placed = _place(checkpoint, weights)
+    placed = place(checkpoint, weights)
     described = {name: weight.described for name, weight in placed.items()}
     methods = {name: lower(program, described, predicate, name) for name, program in programs.items()}
     program, _ = methods["step"]
@@ -208,11 +208,11 @@ def write_package(
         about[METADATA] = json.dumps(metadata, indent=1).encode()
         parts = cutting.split(program, stages, described)
         blobs = [blob_of(part.program, described, predicate, "step") for part in parts]
-        used = [_weights_of([part.program], placed) for part in parts]
+        used = [weights_of([part.program], placed) for part in parts]
         model = _identity(blobs, used)
         paths = [target.with_name(f"{target.stem}.stage{i}.pte") for i in range(stages)]
         for i, (part, blob, weights_of_part, path) in enumerate(zip(parts, blobs, used, paths)):
-            bar, data = _weight_data(weights_of_part, path, weights, progress, say)
+            bar, data = weight_data(weights_of_part, path, weights, progress, say)
             marker = {"stage": i, "stages": stages, "model": model, "carried_bytes": part.carried}
             data.update(about if i == 0 else {})
             data[cutting.STAGE], data[cutting.OTHER_STAGES] = (json.dumps(one).encode() for one in (marker, part.others))
@@ -222,8 +222,8 @@ def write_package(
         return paths[0]
     single = text_runner.of_one_sequence(program)
     methods["forward"] = (single, blob_of(single, described, predicate, "forward"))
-    used_weights = _weights_of([one for one, _ in methods.values()], placed)
-    bar, data = _weight_data(used_weights, target, weights, progress, say)
+    used_weights = weights_of([one for one, _ in methods.values()], placed)
+    bar, data = weight_data(used_weights, target, weights, progress, say)
     data.update(about)
     if with_encoder:
         metadata["encoder"] = _encoder_metadata(checkpoint, encoder_context)
@@ -253,12 +253,12 @@ _MOST_ROWS = 1024  # of a plan made at export
 _MOST_STAGES = 1024
 
 
-def _weights_of(programs: Collection[ExportedProgram], placed: Mapping[str, _Placed]) -> list[_Placed]:
+def weights_of(programs: Collection[ExportedProgram], placed: Mapping[str, _Placed]) -> list[_Placed]:
     names = set().union(*map(_used_weights, programs))
     return [weight for name, weight in placed.items() if name in names]
 
 
-def _weight_data(
+def weight_data(
     used: Collection[_Placed], target: Path, weights: str, progress: bool, say: Callable[[str], None]
 ) -> tuple[_Bar, dict[str, Any]]:
     """What a package at this path holds of these weights, and the names of the files that have the others."""
@@ -312,7 +312,7 @@ def _most_tokens(config: Any, names: tuple[str, ...]) -> int | None:
     return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
 
 
-def _quantized(
+def quantized_weights(
     programs: Collection[ExportedProgram], checkpoint: Checkpoint, rules: Mapping[str, str], say: Callable[[str], None]
 ) -> dict[str, Stored]:
     """A weight is quantized when each program that reads it can read it so."""
@@ -334,7 +334,7 @@ class _Placed:
     copied: bool  # into the package
 
 
-def _place(checkpoint: Checkpoint, weights: str) -> dict[str, _Placed]:
+def place(checkpoint: Checkpoint, weights: str) -> dict[str, _Placed]:
     """By qualified name; tied names have the same entry."""
     placed = {}
     for name, stored in checkpoint.weights.items():
@@ -432,11 +432,11 @@ def _encoder_metadata(checkpoint: Checkpoint, context: int) -> dict[str, Any]:
     }
 
 
-def _say(text: str) -> None:
+def say_on_stderr(text: str) -> None:
     print(f"graft: {text}", file=sys.stderr, flush=True)
 
 
-def _silent(_: str) -> None:
+def silent(_: str) -> None:
     pass
 
 

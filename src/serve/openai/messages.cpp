@@ -50,7 +50,8 @@ Image image_of(const Json& given, const std::string& path, std::int64_t max_pixe
   }
 }
 
-// The sound of a part of type input_audio: {"data": "<base64>", "format": "wav"}. The format is known by the content too.
+// The sound of a part of type input_audio: {"data": "<base64>", "format": "wav"}. The format is known by the content
+// too.
 Audio audio_of(const Json& given, const std::string& path, std::int64_t max_samples) {
   Fields fields = Fields::of(given, path);
   const std::string data = fields.need_text("data"), format = fields.need_text("format");
