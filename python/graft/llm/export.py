@@ -169,9 +169,10 @@ def write_package(
             raise ExportError(f"{type(checkpoint.model).__name__} is cut into stages with text_only=True alone")
     if processor is not None and not with_pictures and not with_audio:
         raise ExportError(f"expected no processor: {type(checkpoint.model).__name__} is exported for text alone")
-    most = _most_tokens(config, _DECODER_SIZES)
+    attending = with_encoder or attends(config)
+    most = _most_tokens(config, _DECODER_SIZES) if attending else None
     if most is None:  # relative positions have no limit, nor has a model without attention, whose states are of one size
-        context = context or (_WITHOUT_POSITIONS if with_encoder or attends(config) else _WITHOUT_ATTENTION)
+        context = context or (_WITHOUT_POSITIONS if attending else _WITHOUT_ATTENTION)
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
         raise ExportError(f"expected a context from 1 to {most}, found {context}")

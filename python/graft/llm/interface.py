@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,12 @@ def positions(cache_position: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         _cache_position.reset(token)
+        for state in (_conv, _recurrent):
+            state.set(None)
+
+
+def cache_position() -> torch.Tensor:
+    return _cache_position.get()
 
 
 # Other attention functions by module: encoder self-attention and cross-attention.
@@ -126,6 +132,8 @@ def _attention(
     if function := _instead.get().get(module):
         return function(module, query, key, value, attention_mask, scaling, position_bias), None
     layer = getattr(module, "layer_idx", None)
+    if layer is None or layer < 0:  # of a block that several layers share
+        layer = _handed_over.get()
     where = f"attention {type(module).__name__} of layer {layer}"
     if layer is None:
         raise ExportError(f"{where}: expected a layer_idx, found none")
@@ -222,11 +230,17 @@ class RecurrentState:
 
 
 class _NoCache(Cache):
-    """A cache that never holds anything. It notes which state comes next: layers ask for the one of a recurrence, and
-    hand over what they convolve, right before they compute it."""
+    """A cache that never holds anything. It notes which layer attends, and which state comes next: layers ask for the one
+    of a recurrence, and hand over keys, values and what they convolve, right before they compute it."""
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers=[_NoCacheLayer() for _ in range(layers)])
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        _handed_over.set(layer_idx)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         return None
@@ -236,9 +250,10 @@ class _NoCache(Cache):
         return conv_states
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        _recurrent.set(RecurrentState(_cache_position.get(), layer_idx, state_idx))
+        expect_recurrence(layer_idx, state_idx)
 
     def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
+        _recurrent.set(None)
         return recurrent_states
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
@@ -250,21 +265,27 @@ class _NoCache(Cache):
 
 _conv: contextvars.ContextVar[RecurrentState | None] = contextvars.ContextVar("graft_conv", default=None)
 _recurrent: contextvars.ContextVar[RecurrentState | None] = contextvars.ContextVar("graft_recurrent", default=None)
+_handed_over: contextvars.ContextVar[int | None] = contextvars.ContextVar("graft_handed_over", default=None)
 
 
 def conv_state() -> RecurrentState | None:
     """The state of the convolution that comes next, once; None where the engine has none."""
-    return _taken(_conv)
+    state = _conv.get()
+    _conv.set(None)
+    return state
+
+
+def expect_recurrence(layer: int, index: int = 0) -> None:
+    """The recurrence that comes next is the layer's."""
+    _recurrent.set(RecurrentState(_cache_position.get(), layer, index))
 
 
 def recurrent_state() -> RecurrentState | None:
-    """The state of the recurrence that comes next, once; None where the engine has none."""
-    return _taken(_recurrent)
-
-
-def _taken(variable: contextvars.ContextVar[RecurrentState | None]) -> RecurrentState | None:
-    state = variable.get()
-    variable.set(None)
+    """The state of the recurrence that comes next; None where the engine has none. A layer that computes several, head by
+    head, before it hands over what is left has one for each."""
+    state = _recurrent.get()
+    if state is not None:
+        _recurrent.set(replace(state, index=state.index + 1))
     return state
 
 

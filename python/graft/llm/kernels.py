@@ -1,7 +1,8 @@
-"""Functions of transformers' models that hub kernels may take the place of, computed by graft's operators in a trace.
+"""Functions and methods of transformers' models that are computed by graft's operators in a trace.
 
 transformers writes them as loops over tokens or chunks, which a trace would unroll: a program would hold one length of
-prompt, and a node for each token. They are the same in all models (`use_kernel_func_from_hub_with_fallback`).
+prompt, and a node for each token. Those that hub kernels may take the place of
+(`use_kernel_func_from_hub_with_fallback`) are the same in all models.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,6 +117,46 @@ def _scan(
     return recurrence.selective_scan(x, dt, a, b, c, first)
 
 
+def _rg_lru(
+    self: Any,
+    hidden_states: torch.Tensor,
+    recurrent_gate: torch.Tensor,
+    reset: torch.Tensor,
+    recurrent_states: torch.Tensor | None,
+    acc_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of RecurrentGemma."""
+    x, decay = hidden_states.float(), (recurrent_gate * ~reset).float()
+    if cached := interface.recurrent_state():
+        made = recurrence.cached_diagonal_scan(x, decay, cached.position, layer=cached.layer, index=cached.index)
+        return made.to(hidden_states.dtype), recurrent_states
+    first = x.new_zeros(x.shape[0], x.shape[2]) if recurrent_states is None else recurrent_states.float()
+    made, state = recurrence.diagonal_scan(x, decay, first)
+    return made.to(hidden_states.dtype), state
+
+
+def _wkv(
+    time_decay: torch.Tensor,
+    time_first: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    state: Sequence[torch.Tensor] | None = None,
+    return_state: bool = False,
+) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
+    """Of RWKV."""
+    operands = (-torch.exp(time_decay.float()), time_first.float(), key.float(), value.float())
+    if cached := interface.recurrent_state():
+        made = recurrence.cached_wkv(*operands, cached.position, layer=cached.layer, index=cached.index)
+        return made.to(key.dtype), None
+    if state is None:
+        sums = operands[2].new_zeros(key.shape[0], 2, key.shape[2])
+        first = torch.cat([sums, torch.full_like(sums[:, :1], recurrence.NO_MAXIMUM)], 1)
+    else:
+        first = torch.stack(list(state), 1).float()
+    made, last = recurrence.wkv(*operands, first)
+    return made.to(key.dtype), list(last.unbind(1)) if return_state or state is not None else None
+
+
 def _conv(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
@@ -146,12 +187,14 @@ def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool) -> t
     return F.softplus(dt) if softplus else dt
 
 
-#: By the names that the models' files give them.
+#: By the names that the models' files give them, methods behind their class.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "torch_chunk_gated_delta_rule": _delta_rule,
     "chunk_kimi_delta_attention": _delta_rule,
     "mamba2_chunk_scan": _mamba2,
     "mamba_selective_scan": _mamba,
+    "rwkv_linear_attention": _wkv,
+    "RecurrentGemmaRglru._rnn_scan": _rg_lru,
 }
 #: Where the engine has the states.
 CACHED: dict[str, Callable[..., Any]] = {**FUNCTIONS, "causal_conv1d_fn": _conv}
@@ -166,21 +209,23 @@ _tracing = threading.local()
 def in_place(model: torch.nn.Module, functions: Mapping[str, Callable[..., Any]] = FUNCTIONS) -> Iterator[None]:
     """Within it, this thread's calls of these functions by modules of the model are graft's operators."""
     with _lock:
-        changed: list[tuple[dict[str, Any], str, Any]] = []
+        changed: list[tuple[Any, str, Any]] = []
         before = getattr(_tracing, "on", False)
         _tracing.on = True
         try:
             for file in {type(module).__module__ for module in model.modules()}:
-                names = vars(sys.modules[file])
-                for name, function in functions.items():
-                    if name in names and _takes_the_place_of(names[name], function):
-                        changed.append((names, name, names[name]))
-                        names[name] = _either(names[name], function)
+                for path, function in functions.items():
+                    owner, _, name = path.rpartition(".")
+                    space = getattr(sys.modules[file], owner, None) if owner else sys.modules[file]
+                    own = getattr(space, name, None)
+                    if own is not None and _takes_the_place_of(own, function):
+                        changed.append((space, name, own))
+                        setattr(space, name, _either(own, function))
             yield
         finally:
             _tracing.on = before
-            for names, name, own in reversed(changed):
-                names[name] = own
+            for space, name, own in reversed(changed):
+                setattr(space, name, own)
 
 
 def _takes_the_place_of(own: Any, function: Callable[..., Any]) -> bool:

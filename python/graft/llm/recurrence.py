@@ -1,5 +1,5 @@
-"""Operators of linear attention that PyTorch does not have: a state per head that each token decays, adds to and reads;
-and the causal convolutions before it.
+"""Operators of linear attention that PyTorch does not have: a state per head or channel that each token decays, adds to
+and reads; and the causal convolutions before it.
 
 What is written here is their definition, which runs in eager PyTorch for tests. The engine computes all tokens in one
 launch, so that one program serves prompts of any length.
@@ -71,6 +71,50 @@ def _selective_scan(
     return (torch.stack(results, 1) if results else torch.zeros_like(x)), state
 
 
+torch.library.define("graft::diagonal_scan", "(Tensor x, Tensor decay, Tensor state) -> (Tensor, Tensor)")
+
+
+@torch.library.impl("graft::diagonal_scan", "default")
+def _diagonal_scan(x: torch.Tensor, decay: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each channel's state times its decay, plus x (RG-LRU of Griffin, arXiv 2402.19427, equation 4).
+
+    x and decay [B, T, C], state [B, C] -> the states after all tokens [B, T, C], and the last one.
+    """
+    state, results = state.clone(), []
+    for t in range(x.shape[1]):
+        state = decay[:, t] * state + x[:, t]
+        results.append(state)
+    return (torch.stack(results, 1) if results else torch.zeros_like(x)), state
+
+
+torch.library.define(
+    "graft::wkv", "(Tensor log_decay, Tensor bonus, Tensor key, Tensor value, Tensor state) -> (Tensor, Tensor)"
+)
+NO_MAXIMUM = -1e38  # of a WKV state before all tokens
+
+
+@torch.library.impl("graft::wkv", "default")
+def _wkv(
+    log_decay: torch.Tensor, bonus: torch.Tensor, key: torch.Tensor, value: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The WKV of RWKV-4 (arXiv 2305.13048, appendix D): a mean of values, weighted by exponentials of their keys.
+
+    log_decay and bonus [C], key and value [B, T, C], state [B, 3, C] -> y [B, T, C] and the state after the last token:
+    numerator, denominator, and the maximum m of the exponents: both are in units of exp(m).
+    """
+    numerator, denominator, maximum = state.unbind(1)
+    results = []
+    for t in range(key.shape[1]):
+        largest = torch.maximum(maximum, key[:, t] + bonus)
+        before, now = (maximum - largest).exp(), (key[:, t] + bonus - largest).exp()
+        results.append((before * numerator + now * value[:, t]) / (before * denominator + now))
+        largest = torch.maximum(maximum + log_decay, key[:, t])
+        before, now = (maximum + log_decay - largest).exp(), (key[:, t] - largest).exp()
+        numerator, denominator = before * numerator + now * value[:, t], before * denominator + now
+        maximum = largest
+    return (torch.stack(results, 1) if results else torch.zeros_like(key)), torch.stack([numerator, denominator, maximum], 1)
+
+
 torch.library.define(
     "graft::gated_delta_rule.cached",
     "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor cache_position, *, int layer, "
@@ -121,6 +165,46 @@ def _cached_selective_scan(
 
 
 torch.library.define(
+    "graft::diagonal_scan.cached", "(Tensor x, Tensor decay, Tensor cache_position, *, int layer, int index=0) -> Tensor"
+)
+
+
+@torch.library.impl("graft::diagonal_scan.cached", "default")
+def _cached_diagonal_scan(
+    x: torch.Tensor, decay: torch.Tensor, cache_position: torch.Tensor, *, layer: int, index: int = 0
+) -> torch.Tensor:
+    real = (cache_position >= 0).unsqueeze(-1)
+    state = x.new_zeros(x.shape[0], x.shape[2])
+    return torch.ops.graft.diagonal_scan.default(x * real, torch.where(real, decay, 1.0), state)[0] * real
+
+
+torch.library.define(
+    "graft::wkv.cached",
+    "(Tensor log_decay, Tensor bonus, Tensor key, Tensor value, Tensor cache_position, *, int layer, int index=0) -> Tensor",
+)
+
+
+@torch.library.impl("graft::wkv.cached", "default")
+def _cached_wkv(
+    log_decay: torch.Tensor,
+    bonus: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache_position: torch.Tensor,
+    *,
+    layer: int,
+    index: int = 0,
+) -> torch.Tensor:
+    real = (cache_position >= 0).unsqueeze(-1)
+    state = key.new_zeros(key.shape[0], 3, key.shape[2])
+    state[:, 2] = NO_MAXIMUM
+    # Padding comes first, and its weights are 0: what it leaves is the state of no tokens.
+    hidden = torch.where(real, key, 2 * NO_MAXIMUM)
+    result = torch.ops.graft.wkv.default(log_decay, bonus, hidden, value * real, state)[0]
+    return torch.where(real, result, 0.0)  # of nothing but padding 0 / 0
+
+
+torch.library.define(
     "graft::causal_conv1d",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor cache_position, *, int layer, int index=0, bool silu=False) -> Tensor",
 )
@@ -163,6 +247,26 @@ def _(x, dt, a, b, c, cache_position, **_):
     return x.new_empty(x.shape)
 
 
+@torch.library.register_fake("graft::diagonal_scan")
+def _(x, decay, state):
+    return x.new_empty(x.shape), state.new_empty(state.shape)
+
+
+@torch.library.register_fake("graft::diagonal_scan.cached")
+def _(x, decay, cache_position, **_):
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("graft::wkv")
+def _(log_decay, bonus, key, value, state):
+    return key.new_empty(key.shape), state.new_empty(state.shape)
+
+
+@torch.library.register_fake("graft::wkv.cached")
+def _(log_decay, bonus, key, value, cache_position, **_):
+    return key.new_empty(key.shape)
+
+
 @torch.library.register_fake("graft::causal_conv1d")
 def _(x, weight, bias, cache_position, **_):
     return x.new_empty(x.shape)
@@ -175,7 +279,11 @@ def _(x, dt, a, b, c, state):
 
 gated_delta_rule = torch.ops.graft.gated_delta_rule.default
 selective_scan = torch.ops.graft.selective_scan.default
+diagonal_scan = torch.ops.graft.diagonal_scan.default
+wkv = torch.ops.graft.wkv.default
 cached_gated_delta_rule = torch.ops.graft.gated_delta_rule.cached
 cached_selective_scan = torch.ops.graft.selective_scan.cached
+cached_diagonal_scan = torch.ops.graft.diagonal_scan.cached
+cached_wkv = torch.ops.graft.wkv.cached
 causal_conv1d = torch.ops.graft.causal_conv1d.default
-CACHED = (cached_gated_delta_rule, cached_selective_scan, causal_conv1d)
+CACHED = (cached_gated_delta_rule, cached_selective_scan, cached_diagonal_scan, cached_wkv, causal_conv1d)

@@ -22,7 +22,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from graft.errors import ExportError
 from graft.exporter import torch_export
-from graft.llm import interface, kernels, recurrence, rope
+from graft.llm import interface, kernels, own_states, recurrence, rope
 from graft.llm.untraceable import bounds_sizes, reason
 
 INPUTS = ("input_ids", "position_ids", "cache_position", "logits_to_keep")
@@ -160,7 +160,8 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
     kind = type(model)
 
     takes = inspect.signature(kind.forward).parameters
-    cache = "past_key_values" if "past_key_values" in takes else "cache_params"  # of models without attention
+    name = "past_key_values" if "past_key_values" in takes else "cache_params"  # of models without attention
+    stateless = own_states.hand_over(model)
     own = [] if "position_ids" in takes else [m for m in model.modules() if _numbers_tokens(m)]
 
     def forward(
@@ -175,15 +176,9 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
             given["logits_to_keep"] = logits_to_keep
         for module in own:
             module.forward = functools.partial(_embed_positions, type(module).forward, module, position_ids)
+        cache = {"use_cache": False} if stateless else {"use_cache": True, name: interface.no_cache(layers)}
         with interface.positions(cache_position):
-            output = kind.forward(
-                self,
-                input_ids=input_ids,
-                **{cache: interface.no_cache(layers)},
-                use_cache=True,
-                return_dict=True,
-                **given,
-            )
+            output = kind.forward(self, input_ids=input_ids, return_dict=True, **cache, **given)
         if not hasattr(output, "logits"):
             raise ExportError(f"expected a model that gives logits, found {kind.__name__}, which gives {', '.join(output)}")
         return output.logits if "logits_to_keep" in takes else output.logits[:, logits_to_keep]
@@ -228,6 +223,8 @@ def _kinds_of_layers(config: Any) -> list[str]:
     """Of each layer, as transformers calls them."""
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "decoder_layers", None):
         return ["full_attention"] * layers_of(config)  # transformers would say those of the encoder
+    if config.model_type == "rwkv":  # which has no cache of transformers
+        return ["linear_attention"] * layers_of(config)
     kinds = get_layer_types_and_kwargs(config)[0]
     if unknown := set(kinds) - _LAYERS.keys():
         raise ExportError(f"expected layers of attention, found {', '.join(sorted(unknown))}")

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernel/recurrent/causal_conv.h"
+#include "kernel/recurrent/channel_scan.h"
 #include "kernel/recurrent/linear_attention.h"
 #include "kernel/simd/simd_test_util.h"
 
@@ -141,6 +142,74 @@ TEST(CachedState, SelectiveScanGoesOn) {
               run_selective_scan(ctx, simd::linear_attention(isa), cached);
             },
             selective_scan_scratch_bytes(kSteps, threads), threads, rng);
+    }
+}
+
+TEST(CachedState, DiagonalScanGoesOn) {
+  std::mt19937 rng(4);
+  constexpr i64 kChannels = 150;
+  for (const simd::Isa isa : simd::available_isas_of<simd::ChannelScanTable>()) {
+    SCOPED_TRACE(simd::name(isa));
+    TestTensor x = filled({kBatch, kSteps, kChannels}, rng, -1.f, 1.f);
+    TestTensor decay = filled(x.desc.shape, rng, 0.f, 1.f);
+    set_padding(x, 0.0);
+    set_padding(decay, 1.0);
+    for (const int threads : {1, 3})
+      compare(
+          {&x, &decay}, x.desc.shape, kChannels,
+          [&](const KernelContext& ctx, bool cached) { run_diagonal_scan(ctx, simd::channel_scan(isa), cached); }, 0,
+          threads, rng);
+  }
+}
+
+// Each token lets the numerator and the denominator decay, so padding is left out of the reference.
+void check_wkv(simd::Isa isa, int threads, std::mt19937& rng) {
+  constexpr i64 kChannels = 150, kSize = 3 * kChannels;
+  const TestTensor log_decay = filled({kChannels}, rng, -2.f, 0.f), bonus = filled({kChannels}, rng, -1.f, 1.f);
+  const TestTensor key = filled({kBatch, kSteps, kChannels}, rng, -3.f, 3.f);
+  const TestTensor value = filled(key.desc.shape, rng, -1.f, 1.f);
+  const TestTensor half = numbers({kRows}, kHalf), position = positions();
+  TestTensor states(TensorDesc(DType::f32, Shape{kRows, 2, kSize}));
+  states.fill(rng, 0.5f, 1.5f);
+  TestTensor out(key.desc), after = states;
+  run_on_threads({&log_decay, &bonus, &key, &value, &position, &half}, {&out, &after}, i64{0}, 0, threads,
+                 [&](const KernelContext& ctx) {
+                   KernelContext mine = ctx;
+                   mine.kv_rows = kCached;
+                   run_wkv(mine, simd::channel_scan(isa), true);
+                 });
+  EXPECT_TRUE(out.guards_intact() && after.guards_intact());
+  for (i64 b = 0; b < kBatch; ++b)
+    for (i64 c = 0; c < kChannels; ++c) {
+      const i64 own = state_at(b, kSize, true) + c, left = state_at(b, kSize, false) + c;
+      const double unit = b == 0 ? std::exp(states.get(own + 2 * kChannels)) : 0.0;
+      double sum = states.get(own) * unit, weights = states.get(own + kChannels) * unit;
+      for (i64 t = 0; t < kSteps; ++t) {
+        const i64 at = (b * kSteps + t) * kChannels + c;
+        if (t < kPadding[b]) {
+          ASSERT_EQ(out.get(at), 0.0) << "row " << b << " token " << t;
+          continue;
+        }
+        const double given = std::exp(key.get(at)), mine = given * std::exp(bonus.get(c));
+        ASSERT_NEAR(out.get(at), (sum + mine * value.get(at)) / (weights + mine), 5e-6)
+            << "row " << b << " token " << t;
+        sum = sum * std::exp(log_decay.get(c)) + given * value.get(at);
+        weights = weights * std::exp(log_decay.get(c)) + given;
+      }
+      if (kPadding[b] == kSteps) continue;
+      const double scale = std::exp(after.get(left + 2 * kChannels)) / weights;
+      ASSERT_NEAR(after.get(left) * scale, sum / weights, 5e-6);
+      ASSERT_NEAR(after.get(left + kChannels) * scale, 1.0, 1e-5);
+    }
+  expect_rest_unchanged(states, after, kSize);
+}
+
+TEST(CachedState, WkvGoesOn) {
+  std::mt19937 rng(5);
+  for (const simd::Isa isa : simd::available_isas_of<simd::ChannelScanTable>())
+    for (const int threads : {1, 3}) {
+      SCOPED_TRACE(testing::Message() << simd::name(isa) << ", " << threads << " threads");
+      ASSERT_NO_FATAL_FAILURE(check_wkv(isa, threads, rng));
     }
 }
 

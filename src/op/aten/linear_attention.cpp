@@ -1,28 +1,42 @@
-// Linear attention and the convolutions before it: graft.gated_delta_rule, graft.selective_scan and
-// graft.causal_conv1d (python/graft/llm/recurrence.py), and what src/pass/graph/kv_cache.cpp makes of those with a
-// cache.
+// Linear attention and the convolutions before it: graft.gated_delta_rule, graft.selective_scan, graft.diagonal_scan,
+// graft.wkv and graft.causal_conv1d (python/graft/llm/recurrence.py), and what src/pass/graph/kv_cache.cpp makes of
+// those with a cache.
 #include "kernel/recurrent/linear_attention.h"
 
 #include <array>
 
 #include "base/check.h"
 #include "kernel/recurrent/causal_conv.h"
+#include "kernel/recurrent/channel_scan.h"
 #include "lowering/lowering.h"
 #include "op/operator.h"
 
 namespace graft {
 namespace {
 
+// How kernels read an operand: with any strides, its last dimension contiguous where it has four, always, or all of it.
+enum class Read : std::uint8_t { strided, rows, whole };
 struct Operand {
   std::string_view name;
   int rank, other_rank;  // either
+  Read read = Read::strided;
 };
 constexpr std::array<Operand, 6> kDelta = {
-    {{"query", 4, 4}, {"key", 4, 4}, {"value", 4, 4}, {"decay", 3, 4}, {"beta", 3, 3}, {"state", 4, 4}}};
+    {{"query", 4, 4}, {"key", 4, 4}, {"value", 4, 4}, {"decay", 3, 4}, {"beta", 3, 3}, {"state", 4, 4, Read::whole}}};
 constexpr std::array<Operand, 6> kScan = {
-    {{"x", 4, 4}, {"dt", 3, 3}, {"a", 2, 2}, {"b", 4, 4}, {"c", 4, 4}, {"state", 4, 4}}};
+    {{"x", 4, 4}, {"dt", 3, 3}, {"a", 2, 2, Read::rows}, {"b", 4, 4}, {"c", 4, 4}, {"state", 4, 4, Read::whole}}};
+constexpr std::array<Operand, 3> kDiagonalOperands = {
+    {{"x", 3, 3, Read::rows}, {"decay", 3, 3, Read::rows}, {"state", 2, 2, Read::whole}}};
+constexpr std::array<Operand, 5> kWkvOperands = {{{"log_decay", 1, 1, Read::whole},
+                                                  {"bonus", 1, 1, Read::whole},
+                                                  {"key", 3, 3, Read::rows},
+                                                  {"value", 3, 3, Read::rows},
+                                                  {"state", 3, 3, Read::whole}}};
 
-constexpr std::size_t kWithoutState = 5;  // of these operands
+// Those of the operators with a cache.
+constexpr std::span<const Operand> without_state(std::span<const Operand> operands) {
+  return operands.first(operands.size() - 1);
+}
 
 Refusal refuse_operands(const NodeView& node, std::span<const Operand> operands) {
   for (const Operand& operand : operands) {
@@ -34,7 +48,7 @@ Refusal refuse_operands(const NodeView& node, std::span<const Operand> operands)
   return {};
 }
 
-template <const std::array<Operand, 6>& operands>
+template <const auto& operands>
 Refusal refuse(const NodeView& node) {
   return refuse_operands(node, operands);
 }
@@ -49,9 +63,9 @@ Refusal refuse_cache(const NodeView& node) {
   return {};
 }
 
-template <const std::array<Operand, 6>& operands>
+template <const auto& operands>
 Refusal refuse_cached(const NodeView& node) {
-  const Refusal refusal = refuse_operands(node, std::span(operands).first(kWithoutState));
+  const Refusal refusal = refuse_operands(node, without_state(operands));
   return refusal.empty() ? refuse_cache(node) : refusal;
 }
 
@@ -111,6 +125,35 @@ std::vector<Shape> scan_shape(const Call& call) {
   return shapes;
 }
 
+std::vector<Shape> cached_diagonal_shape(const Call& call) {
+  const Shape& x = call.tensor("x").shape();
+  check_size("decay", call.tensor("decay").shape(), x);
+  return {x};
+}
+
+std::vector<Shape> diagonal_shape(const Call& call) {
+  std::vector<Shape> shapes = cached_diagonal_shape(call);
+  const Shape state = {shapes[0][0], shapes[0][2]};
+  check_size("state", call.tensor("state").shape(), state);
+  shapes.push_back(state);
+  return shapes;
+}
+
+std::vector<Shape> cached_wkv_shape(const Call& call) {
+  const Shape& key = call.tensor("key").shape();
+  check_size("value", call.tensor("value").shape(), key);
+  for (const std::string_view name : {"log_decay", "bonus"}) check_size(name, call.tensor(name).shape(), {key[2]});
+  return {key};
+}
+
+std::vector<Shape> wkv_shape(const Call& call) {
+  std::vector<Shape> shapes = cached_wkv_shape(call);
+  const Shape state = {shapes[0][0], 3, shapes[0][2]};
+  check_size("state", call.tensor("state").shape(), state);
+  shapes.push_back(state);
+  return shapes;
+}
+
 std::vector<Shape> conv_shape(const Call& call) {
   const Shape &x = call.tensor("x").shape(), &weight = call.tensor("weight").shape();
   GRAFT_CHECK(InvalidArgument, weight[0] >= 1 && weight[1] == x[2], "weight has size ", weight.str(),
@@ -119,20 +162,19 @@ std::vector<Shape> conv_shape(const Call& call) {
   return {x};
 }
 
-// As the kernels read them: the last dimension contiguous where they walk it.
 std::vector<Tensor> inputs_of(const Call& call, std::span<const Operand> operands, Lowering& lowering) {
   std::vector<Tensor> inputs;
   for (const Operand& operand : operands) {
     const Tensor& tensor = call.tensor(operand.name);
-    const bool by_rows = operand.rank == 4 || tensor.rank() == 4 || operand.name == "a";
-    inputs.push_back(operand.name == "state" ? lowering.contiguous(tensor)
-                     : by_rows               ? lowering.with_contiguous_rows(tensor)
-                                             : tensor);
+    const bool by_rows = operand.read == Read::rows || tensor.rank() == 4;
+    inputs.push_back(operand.read == Read::whole ? lowering.contiguous(tensor)
+                     : by_rows                   ? lowering.with_contiguous_rows(tensor)
+                                                 : tensor);
   }
   return inputs;
 }
 
-std::vector<Tensor> launch(const Kernel& kernel, const std::array<Operand, 6>& operands, const Call& call,
+std::vector<Tensor> launch(const Kernel& kernel, std::span<const Operand> operands, const Call& call,
                            std::span<const Shape> shapes, std::int64_t scratch, Lowering& lowering) {
   std::vector<Tensor> outputs;
   for (const Shape& shape : shapes) outputs.push_back(lowering.allocate(DType::f32, shape));
@@ -179,13 +221,24 @@ std::vector<Tensor> lower_scan(const Call& call, std::span<const Shape> shapes, 
 }
 
 std::vector<Tensor> lower_cached_delta(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  return launch_cached(kCachedGatedDelta, inputs_of(call, std::span(kDelta).first(kWithoutState), lowering), call,
-                       shapes, std::int64_t{0}, delta_scratch(call, lowering), lowering);
+  return launch_cached(kCachedGatedDelta, inputs_of(call, without_state(kDelta), lowering), call, shapes,
+                       std::int64_t{0}, delta_scratch(call, lowering), lowering);
 }
 
 std::vector<Tensor> lower_cached_scan(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  return launch_cached(kCachedSelectiveScan, inputs_of(call, std::span(kScan).first(kWithoutState), lowering), call,
-                       shapes, std::int64_t{0}, scan_scratch(call, lowering), lowering);
+  return launch_cached(kCachedSelectiveScan, inputs_of(call, without_state(kScan), lowering), call, shapes,
+                       std::int64_t{0}, scan_scratch(call, lowering), lowering);
+}
+
+template <const Kernel& kernel, const auto& operands>
+std::vector<Tensor> lower_channels(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  return launch(kernel, operands, call, shapes, 0, lowering);
+}
+
+template <const Kernel& kernel, const auto& operands>
+std::vector<Tensor> lower_cached_channels(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  return launch_cached(kernel, inputs_of(call, without_state(operands), lowering), call, shapes, std::int64_t{0}, 0,
+                       lowering);
 }
 
 std::vector<Tensor> lower_cached_conv(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
@@ -214,6 +267,16 @@ std::span<const Operator> linear_attention_operators() {
       {"graft.selective_scan.default", refuse<kScan>, scan_shape, lower_scan, true},
       {"graft.selective_scan.cached", refuse_cached<kScan>, cached_scan_shape, lower_without_cache, true},
       {"graft.cached_selective_scan", refuse_cached<kScan>, cached_scan_shape, lower_cached_scan},
+      {"graft.diagonal_scan.default", refuse<kDiagonalOperands>, diagonal_shape,
+       lower_channels<kDiagonalScan, kDiagonalOperands>, true},
+      {"graft.diagonal_scan.cached", refuse_cached<kDiagonalOperands>, cached_diagonal_shape, lower_without_cache,
+       true},
+      {"graft.cached_diagonal_scan", refuse_cached<kDiagonalOperands>, cached_diagonal_shape,
+       lower_cached_channels<kCachedDiagonalScan, kDiagonalOperands>},
+      {"graft.wkv.default", refuse<kWkvOperands>, wkv_shape, lower_channels<kWkv, kWkvOperands>, true},
+      {"graft.wkv.cached", refuse_cached<kWkvOperands>, cached_wkv_shape, lower_without_cache, true},
+      {"graft.cached_wkv", refuse_cached<kWkvOperands>, cached_wkv_shape,
+       lower_cached_channels<kCachedWkv, kWkvOperands>},
       {"graft.causal_conv1d.default", refuse_conv, conv_shape, lower_without_cache, true},
       {"graft.cached_causal_conv1d", refuse_conv, conv_shape, lower_cached_conv},
   };

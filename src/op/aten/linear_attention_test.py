@@ -1,4 +1,4 @@
-"""graft.gated_delta_rule and graft.selective_scan against their definitions in graft.llm.recurrence."""
+"""graft.gated_delta_rule, selective_scan, diagonal_scan and wkv against their definitions in graft.llm.recurrence."""
 
 import pytest
 import torch
@@ -29,6 +29,19 @@ def _scan(case, batch, steps, groups, heads, rows, size, one):
     return x, dt, a, b, c, case.tensor((batch, heads, rows, size), special=False)
 
 
+def _diagonal(case, batch, steps, channels):
+    x = case.tensor((batch, steps, channels), special=False)
+    return x, torch.sigmoid(case.tensor(x.shape, special=False)), case.tensor((batch, channels), special=False)
+
+
+def _wkv(case, batch, steps, channels):
+    log_decay = -torch.exp(case.tensor((channels,), special=False))
+    key, value = (case.tensor((batch, steps, channels), special=False) for _ in range(2))
+    numerator, maximum = (case.tensor((batch, channels), special=False) for _ in range(2))
+    denominator = 1 + torch.sigmoid(case.tensor((batch, channels), special=False))
+    return log_decay, case.tensor((channels,), special=False), key, value, torch.stack([numerator, denominator, maximum], 1)
+
+
 def test_the_delta_rule():
     @cases
     def check(case):
@@ -53,13 +66,27 @@ def test_the_selective_scan():
     check()
 
 
-@pytest.mark.parametrize("kind", ["delta", "scan"])
+@pytest.mark.parametrize(("op", "arguments"), [(recurrence.diagonal_scan, _diagonal), (recurrence.wkv, _wkv)])
+def test_recurrences_of_channels(op, arguments):
+    @cases
+    def check(case):
+        batch, steps = case.pick([0, 1, 2, 3]), case.pick([0, 1, 2, 5, 33])
+        case.check(op, arguments(case, batch, steps, case.pick([0, 1, 7, 16, 63, 64, 65, 128, 130, 300])), atol=ATOL)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["delta", "scan", "diagonal", "wkv"])
 def test_threads_do_not_show_in_the_bits(kind):
     from op_cases import Cases
 
     case = Cases(3)
     if kind == "delta":
         op, args = recurrence.gated_delta_rule, _delta(case, 1, 40, 1, 3, 64, 200, False)
+    elif kind == "diagonal":
+        op, args = recurrence.diagonal_scan, _diagonal(case, 2, 40, 700)
+    elif kind == "wkv":
+        op, args = recurrence.wkv, _wkv(case, 2, 40, 700)
     else:
         op, args = recurrence.selective_scan, _scan(case, 1, 40, 1, 7, 64, 32, True)
     for a, b in zip(run_op(op, args, threads=1), run_op(op, args, threads=5)):
@@ -67,14 +94,19 @@ def test_threads_do_not_show_in_the_bits(kind):
     check_op(op, args, atol=ATOL)
 
 
-def test_steps_go_on_where_the_last_ones_ended():
+@pytest.mark.parametrize("kind", ["delta", "diagonal", "wkv"])
+def test_steps_go_on_where_the_last_ones_ended(kind):
     from op_cases import Cases
 
-    args = _delta(Cases(4), 2, 9, 2, 4, 16, 24, True)
-    whole, end = run_op(recurrence.gated_delta_rule, args)
+    op, args = {
+        "delta": (recurrence.gated_delta_rule, _delta(Cases(4), 2, 9, 2, 4, 16, 24, True)),
+        "diagonal": (recurrence.diagonal_scan, _diagonal(Cases(4), 2, 9, 40)),
+        "wkv": (recurrence.wkv, _wkv(Cases(4), 2, 9, 40)),
+    }[kind]
+    whole, end = run_op(op, args)
     *given, state = args
     parts = []
     for part in (slice(0, 4), slice(4, 9)):
-        made, state = run_op(recurrence.gated_delta_rule, [*(x[:, part] for x in given), state])
+        made, state = run_op(op, [*(x[:, part] if x.dim() > 1 else x for x in given), state])
         parts.append(made)
     assert torch.equal(torch.cat(parts, 1), whole) and torch.equal(state, end)

@@ -24,7 +24,7 @@ struct Recurrence {
   struct Size {
     std::string_view argument;
     int dim;
-    std::int64_t less = 0;
+    std::int64_t less = 0, times = 1;
   };
   std::vector<Size> sizes;
 };
@@ -35,6 +35,8 @@ const Recurrence kRecurrences[] = {
      "delta",
      {{"value", 2}, {"key", 3}, {"value", 3}}},
     {"graft.selective_scan.cached", "graft.cached_selective_scan", "scan", {{"x", 2}, {"x", 3}, {"b", 3}}},
+    {"graft.diagonal_scan.cached", "graft.cached_diagonal_scan", "diagonal", {{"x", 2}}},
+    {"graft.wkv.cached", "graft.cached_wkv", "wkv", {{"key", 2, 0, 3}}},
 };
 
 const Recurrence* recurrence_of(std::string_view target) {
@@ -322,11 +324,11 @@ class KvCache {
 
   void recur(const Found& found, ir::ValueId position, ir::ValueId half) {
     std::vector<ir::Dim> dims = {any_size(), fixed_size(2)};
-    for (const auto& [name, dim, less] : found.recurrence->sizes) {
+    for (const auto& [name, dim, less, times] : found.recurrence->sizes) {
       const ir::Value& value = method_.values[tensor_arg(found, name)];
       GRAFT_CHECK(InvalidProgram, value.rank() > dim && value.dims[static_cast<std::size_t>(dim)].is_static(),
                   where(found), ": size ", dim, " of ", name, " must be known, found ", value.str());
-      dims.push_back(fixed_size(value.dims[static_cast<std::size_t>(dim)].min - less));
+      dims.push_back(fixed_size((value.dims[static_cast<std::size_t>(dim)].min - less) * times));
     }
     const ir::ValueId state = states_.add_state(name_of(found), ir::StateKind::recurrent, DType::f32, dims);
     ir::Node& node = node_of(found);

@@ -38,9 +38,10 @@ class SmallModel:
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:  # norms, biases, sinks
                     parameter.add_(torch.randn_like(parameter) * 0.3)
-                elif name.endswith(("SelfAttention.q.weight", "EncDecAttention.q.weight")):  # T5 does not scale scores
+                # T5 does not scale scores; Zamba2's adapters add to them.
+                elif name.endswith(("SelfAttention.q.weight", "EncDecAttention.q.weight")) or "adapter" in name:
                     parameter.copy_(torch.randn_like(parameter) * 0.3 / parameter.shape[-1] ** 0.5)
-                elif any(part in name for part in ("embed", "wte", "wpe", "shared", "attention_bias")):
+                elif any(part in name for part in ("embed", "wte", "wpe", "shared.", "attention_bias")):
                     parameter.copy_(torch.randn_like(parameter))
                 else:
                     parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter.shape[-1] ** 0.5)
@@ -192,6 +193,49 @@ RECURRENT: tuple[SmallModel, ...] = (
     ),
     SmallModel("bamba", _of("Bamba", _LLAMA, attn_layer_indices=[1], **_MAMBA2), slow=True),
     SmallModel("olmo_hybrid", _of("OlmoHybrid", _LLAMA, **_DELTA), slow=True),
+    SmallModel(  # layers that share one transformer block, and scans head by head
+        "zamba",
+        _of(
+            "Zamba",
+            {**_COMMON, "num_hidden_layers": 4},
+            num_key_value_heads=2,
+            attention_head_dim=16,
+            intermediate_size=80,
+            mamba_d_state=8,
+            mamba_dt_rank=5,
+            n_mamba_heads=2,
+            layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        ),
+        slow=True,
+    ),
+    SmallModel(  # two shared blocks with adapters
+        "zamba2",
+        _of(
+            "Zamba2",
+            _COMMON,
+            num_key_value_heads=6,
+            intermediate_size=80,
+            mamba_d_state=8,
+            mamba_ngroups=2,
+            n_mamba_heads=6,
+            chunk_size=16,
+            num_mem_blocks=2,
+            use_shared_attention_adapter=True,
+            adapter_rank=8,
+            use_mem_rope=True,
+            time_step_min=1e-6,  # below it transformers has other steps in a prompt than one by one
+            layers_block_type=["hybrid"] * 3,
+        ),
+        slow=True,
+    ),
+    SmallModel(
+        "recurrent_gemma",
+        _of("RecurrentGemma", _COMMON, num_key_value_heads=2, intermediate_size=96, attention_window_size=9, tie_word_embeddings=False),
+    ),
+    SmallModel(
+        "rwkv",
+        _of("Rwkv", dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=3, rescale_every=2)),
+    ),
 )
 
 MODELS: tuple[SmallModel, ...] = (
@@ -313,6 +357,18 @@ SEQ2SEQ: tuple[SmallModel, ...] = (
 BY_NAME = {model.name: model for model in (*MODELS, *RECURRENT, *SEQ2SEQ)}
 SEQ2SEQ_CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) for m in SEQ2SEQ]
 CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) for m in (*MODELS, *RECURRENT)]
+
+
+_TAKE_PADDING_FOR_TOKENS = ("recurrent_gemma", "rwkv")
+
+
+def logits(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """Those of eager PyTorch. Where its code takes padding for tokens, of each row without it, behind zeros."""
+    if mask is not None and model.config.model_type in _TAKE_PADDING_FOR_TOKENS:
+        rows = [logits(model, row[real == 1][None])[0] for row, real in zip(ids, mask)]
+        return torch.stack([torch.nn.functional.pad(row, (0, 0, ids.shape[1] - len(row), 0)) for row in rows])
+    with torch.no_grad():
+        return model(ids, attention_mask=mask, position_ids=positions).logits
 
 
 def left_padded(batch: int, tokens: int, pads: Sequence[int]) -> tuple[torch.Tensor, ...]:

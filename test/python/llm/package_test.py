@@ -31,8 +31,7 @@ class Pair:
     recurrent: bool = False
 
     def expected(self, ids, mask=None, positions=None):
-        with torch.no_grad():
-            return self.eager(ids, attention_mask=mask, position_ids=positions).logits
+        return llm_models.logits(self.eager, ids, mask, positions)
 
     def run(self, ids, positions=None, rows=None):
         """Logits of all tokens. rows: of the cache; by default those after what is there."""

@@ -1,6 +1,8 @@
 """Layers with recurrent states in packages: what callers do to rows between runs, runs that fail, the parts of the library that
 cannot work with them. Their numbers are compared in package_test.py."""
 
+import copy
+
 import pytest
 import torch
 
@@ -105,6 +107,18 @@ def test_a_row_goes_on_or_begins_anew(pair):
         pair.package.kv_truncate(8)
     assert pair.package.kv_lengths() == [20, 9, 9]
     check_rows(pair, texts)
+
+
+def test_weights_that_transformers_has_halved(tmp_path):
+    """RWKV's first call halves weights of later layers, and from then on what goes into them."""
+    model = llm_models.BY_NAME["rwkv"].make()
+    assert not model.rwkv.layers_are_rescaled
+    fresh = make_pair(tmp_path, copy.deepcopy(model))
+    ids = tokens(20)
+    expected = fresh.expected(ids)
+    assert fresh.eager.rwkv.layers_are_rescaled
+    check(fresh.run(ids), expected)
+    check(make_pair(tmp_path, fresh.eager).run(ids), expected)
 
 
 # Generators -----------------------------------------------------------------------------------------------------------
