@@ -45,9 +45,12 @@ MADE = {
     "graft.cache_positions": "src/session/kv_cache_test.cpp",
     "graft.cached_attention": "src/kernel/attention/cached_attention_test.cpp",
     "graft.cached_causal_conv1d": "src/kernel/recurrent/cached_state_test.cpp",
+    "graft.cached_diagonal_scan": "src/kernel/recurrent/cached_state_test.cpp",
     "graft.cached_gated_delta_rule": "src/kernel/recurrent/cached_state_test.cpp",
     "graft.cached_selective_scan": "src/kernel/recurrent/cached_state_test.cpp",
+    "graft.cached_wkv": "src/kernel/recurrent/cached_state_test.cpp",
     "graft.causal_conv1d.default": "test/python/llm/package_test.py",
+    "graft.diagonal_scan.cached": "test/python/llm/package_test.py",
     "graft.gated_delta_rule.cached": "test/python/llm/package_test.py",
     "graft.layer_positions": "python/graft/runtime/segments_cache_test.py",
     "graft.pack_conv": "test/python/programs/convolution_test.py",
@@ -69,6 +72,7 @@ MADE = {
     "graft.stored_source": "test/python/llm/seq2seq_test.py",
     "graft.stored_source_attention": "test/python/llm/seq2seq_test.py",
     "graft.winograd_conv": "test/python/programs/convolution_test.py",
+    "graft.wkv.cached": "test/python/llm/package_test.py",
 }
 LEFT_OUT = {
     "training": "computes gradients",
