@@ -19,6 +19,8 @@ namespace {
 // Limits the bytes of all folded results together: a chain of nodes that each double could grow without bound.
 constexpr std::int64_t kMaxGrowthOfAll = 8;
 constexpr std::int64_t kAlwaysKeptOfAll = 512 * 1024;
+// Of a result that is computed of views of constants: large weights, such as those of experts, are read where they lie.
+constexpr std::int64_t kOfViews = std::int64_t{1} << 20;
 // Bytes of results computed at once; the weights they were computed from may leave memory afterwards.
 constexpr std::int64_t kAtOnce = std::int64_t{16} << 20;
 
@@ -44,30 +46,49 @@ std::int64_t static_bytes(const ir::Value& value) {
 class Folder {
  public:
   explicit Folder(ir::Program& graph)
-      : graph_(graph), method_(graph.methods[0]), constant_(method_.values.size()), budget_(budget_of(graph)) {}
+      : graph_(graph),
+        method_(graph.methods[0]),
+        constant_(method_.values.size()),
+        view_(constant_),
+        budget_(budget_of(graph)) {}
 
   // Removes the constant nodes from the graph. `evaluate` gets them as a method whose only inputs are weights, and the
   // ids of its results, which become inputs of the rest.
   template <typename Evaluate>
   void run(Evaluate&& evaluate) {
     for (const ir::Input& input : method_.inputs) constant_[input.value] = input.kind == ir::InputKind::weight;
-    std::vector<bool> folded(method_.nodes.size(), false);
+    // Views stay views, but those that constants are computed of are needed beside these.
+    std::vector<bool> folded(method_.nodes.size(), false), viewed(folded), needed(folded);
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
-      folded[i] = foldable(method_.nodes[i]);
-      if (folded[i])
-        for (ir::ValueId id : method_.nodes[i].outputs) constant_[id] = true;
+      viewed[i] = views_constants(method_.nodes[i]);
+      folded[i] = !viewed[i] && foldable(method_.nodes[i]);
+      for (ir::ValueId id : method_.nodes[i].outputs) {
+        constant_[id] = folded[i] || viewed[i];
+        view_[id] = viewed[i];
+      }
     }
     if (std::none_of(folded.begin(), folded.end(), [](bool f) { return f; })) {
       evaluate(ir::Method{}, std::vector<ir::ValueId>{});
       return;
     }
+    const auto writes_any = [&](std::size_t i, const std::vector<bool>& of) {
+      return std::ranges::any_of(method_.nodes[i].outputs, [&](ir::ValueId id) { return of[id]; });
+    };
+    std::vector<bool> computed_of(method_.values.size(), false);
+    for (std::size_t i = method_.nodes.size(); i-- > 0;) {
+      needed[i] = viewed[i] && writes_any(i, computed_of);
+      if (folded[i] || needed[i]) ir::for_each_value(method_.nodes[i], [&](ir::ValueId id) { computed_of[id] = true; });
+    }
 
-    // The values that the rest of the method still reads.
+    // The values that the rest of the method still reads; views that nothing else reads are no part of it.
     std::vector<bool> read(method_.values.size(), false);
     const auto mark = [&](ir::ValueId id) { read[id] = true; };
-    for (std::size_t i = 0; i < method_.nodes.size(); ++i)
-      if (!folded[i]) ir::for_each_value(method_.nodes[i], mark);
     for (const ir::Output& output : method_.outputs) ir::for_each_value(output.arg, mark);
+    std::vector<bool> stays(method_.nodes.size(), false);
+    for (std::size_t i = method_.nodes.size(); i-- > 0;) {
+      stays[i] = !folded[i] && (!needed[i] || writes_any(i, read));
+      if (stays[i]) ir::for_each_value(method_.nodes[i], mark);
+    }
 
     ir::Method constants = method_;
     constants.outputs.clear();
@@ -76,19 +97,17 @@ class Folder {
     std::vector<ir::Node> rest;
     std::vector<ir::ValueId> results;
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
-      if (!folded[i]) {
-        rest.push_back(std::move(method_.nodes[i]));
-        continue;
-      }
-      for (ir::ValueId id : method_.nodes[i].outputs) {
-        if (!read[id]) continue;
-        ir::Output output;
-        output.arg = ir::Arg::of_value(id);
-        output.index = static_cast<std::uint32_t>(results.size());
-        constants.outputs.push_back(output);
-        results.push_back(id);
-      }
-      constants.nodes.push_back(std::move(method_.nodes[i]));
+      if (stays[i]) rest.push_back(method_.nodes[i]);
+      if (folded[i])
+        for (ir::ValueId id : method_.nodes[i].outputs) {
+          if (!read[id]) continue;
+          ir::Output output;
+          output.arg = ir::Arg::of_value(id);
+          output.index = static_cast<std::uint32_t>(results.size());
+          constants.outputs.push_back(output);
+          results.push_back(id);
+        }
+      if (folded[i] || needed[i]) constants.nodes.push_back(std::move(method_.nodes[i]));
     }
     std::erase_if(constants.inputs, [](const ir::Input& input) { return input.kind != ir::InputKind::weight; });
     evaluate(constants, results);
@@ -99,35 +118,48 @@ class Folder {
 
  private:
   // Adds up the bytes of constant tensors; false if one of them is not constant.
-  bool constant_bytes(const ir::Arg& arg, std::int64_t& bytes) const {
+  bool constant_bytes(const ir::Arg& arg, std::int64_t& bytes, bool& of_views) const {
     if (arg.is_value()) {
       if (!constant_[arg.value()]) return false;
+      of_views = of_views || view_[arg.value()];
       if (__builtin_add_overflow(bytes, static_bytes(method_.values[arg.value()]), &bytes)) return false;
     }
     return std::all_of(arg.items.begin(), arg.items.end(),
-                       [&](const ir::Arg& item) { return constant_bytes(item, bytes); });
+                       [&](const ir::Arg& item) { return constant_bytes(item, bytes, of_views); });
+  }
+
+  bool views_constants(const ir::Node& node) const {
+    const Operator* op = find_operator(graph_.op_of(node).target);
+    std::int64_t in = 0;
+    bool of_views = false;
+    return op != nullptr && op->view &&
+           std::ranges::all_of(node.args, [&](const ir::Arg& arg) { return constant_bytes(arg, in, of_views); }) &&
+           std::ranges::all_of(node.outputs, [&](ir::ValueId id) {
+             return method_.values[id].kind == ir::ValueKind::tensor && is_static(method_.values[id]);
+           });
   }
 
   bool foldable(const ir::Node& node) {
     const Operator* op = find_operator(graph_.op_of(node).target);
     if (!op || op->view || op->random) return false;
     std::int64_t in = 0;
+    bool of_views = false;
     for (const ir::Arg& arg : node.args)
-      if (!constant_bytes(arg, in)) return false;
+      if (!constant_bytes(arg, in, of_views)) return false;
     std::int64_t out = 0;
     for (ir::ValueId id : node.outputs) {
       const ir::Value& value = method_.values[id];
       if (value.kind != ir::ValueKind::tensor || !is_static(value)) return false;
       if (__builtin_add_overflow(out, static_bytes(value), &out)) return false;
     }
-    if (out > budget_ || !is_kept_at_load(in, out)) return false;
+    if (out > budget_ || !is_kept_at_load(in, out) || (of_views && out > kOfViews)) return false;
     budget_ -= out;
     return true;
   }
 
   ir::Program& graph_;
   ir::Method& method_;
-  std::vector<bool> constant_;
+  std::vector<bool> constant_, view_;  // by value; view_: of those, views
   std::int64_t budget_;
 };
 

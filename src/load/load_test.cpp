@@ -321,6 +321,45 @@ TEST_F(Load, ShrunkProgramsPlanFromTheFile) {
   EXPECT_FALSE(program->describe().empty());
 }
 
+// A weight that another layout is made of, and that is read as a view besides.
+TEST_F(Load, ConstantsAreMadeOfViews) {
+  GraphBuilder graph;
+  const std::vector<ir::Dim> dims = {fixed(3), fixed(2)};
+  const auto x = graph.input("x", DType::f32, dims);
+  const auto w = graph.weight("w", {1, 2, 3, 4, 5, 6}, {2, 3});
+  const auto t = graph.node("aten.t.default", {{"self", Arg::of_value(w)}}, DType::f32, dims);
+  const auto c = graph.node("aten.exp.default", {{"self", Arg::of_value(t)}}, DType::f32, dims);
+  const auto product =
+      graph.node("aten.mul.Tensor", {{"self", Arg::of_value(x)}, {"other", Arg::of_value(c)}}, DType::f32, dims);
+  graph.output(
+      graph.node("aten.mul.Tensor", {{"self", Arg::of_value(product)}, {"other", Arg::of_value(t)}}, DType::f32, dims));
+  const auto program = graph.build();
+  const auto& method = Internal::of(*program).methods[0];
+  ASSERT_EQ(method.constants.size(), 1U);
+  EXPECT_EQ(program->stats().constant_bytes, 24U);
+  EXPECT_EQ(Internal::of(*program).graph(0)->methods[0].nodes.size(), 3U);  // the view, and the products
+  std::vector<float> ones(6, 1.f);
+  Session session(program, threads(1));
+  const std::vector<float> found =
+      test::floats(session.run("forward", std::vector<Value>{test::tensor(ones, {3, 2})})[0]);
+  const std::vector<float> expected = {1, 4, 2, 5, 3, 6};
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(found[i], std::exp(expected[i]) * expected[i], 1e-3);
+}
+
+TEST_F(Load, LargeConstantsAreNotMadeOfViews) {
+  for (const std::int64_t rows : {100, 1000}) {
+    GraphBuilder graph;
+    const std::vector<ir::Dim> dims = {fixed(300), fixed(rows)};
+    const auto w = graph.weight("w", std::vector<float>(static_cast<std::size_t>(300 * rows), 1.f), {rows, 300});
+    const auto t = graph.node("aten.t.default", {{"self", Arg::of_value(w)}}, DType::f32, dims);
+    const auto c = graph.node("aten.exp.default", {{"self", Arg::of_value(t)}}, DType::f32, dims);
+    const auto x = graph.input("x", DType::f32, dims);
+    graph.output(
+        graph.node("aten.mul.Tensor", {{"self", Arg::of_value(x)}, {"other", Arg::of_value(c)}}, DType::f32, dims));
+    EXPECT_EQ(Internal::of(*graph.build()).methods[0].constants.size(), rows == 100 ? 1U : 0U);
+  }
+}
+
 TEST_F(Load, ConstantsAreNotFoldedAgain) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {test::dynamic(0, 16, "n"), fixed(4)});

@@ -75,7 +75,7 @@ class _Shift(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._recurs:
             interface.expect_recurrence(self._layer)
-        before, own = hidden.new_ones(1, hidden.shape[2]), hidden.new_zeros(1, hidden.shape[2])
+        before, own = torch.ones(1, hidden.shape[2]), torch.zeros(1, hidden.shape[2])
         position = interface.cache_position()
         return recurrence.causal_conv1d(
             hidden, torch.cat([before, own]), None, position, layer=self._layer, index=self._index
