@@ -236,7 +236,7 @@ def test_q8_0_weights_are_read_in_blocks(tmp_path):
     assert bytes_there < elements * 1.1
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "mamba", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba", "lfm2", "recurrent_gemma", "rwkv"])
 def test_recurrent_layers(name, tmp_path):
     """Their states stay with the CPU, which runs the recurrences between graphs of the device."""
     model = llm_models.BY_NAME[name].make()

@@ -206,7 +206,6 @@ RECURRENT: tuple[SmallModel, ...] = (
             n_mamba_heads=2,
             layers_block_type=["linear_attention", "hybrid", "linear_attention", "hybrid"],
         ),
-        slow=True,
     ),
     SmallModel(  # two shared blocks with adapters
         "zamba2",
