@@ -60,9 +60,9 @@ struct FoldedWeights {
 };
 
 // Constant folding: nodes that depend only on weights run once, here, and their results become constants of the method.
-// Views stay views, and small results are computed of views too; results much larger than their inputs are left to each run, so that folding never costs more memory
-// than it saves work. `graph` has one method, that of `method`, whose weights are placed. Returns the number of
-// constants.
+// Views stay views, and small results are computed of views too; results much larger than their inputs are left to each
+// run, so that folding never costs more memory than it saves work. `graph` has one method, that of `method`, whose
+// weights are placed. Returns the number of constants.
 std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
                            const FoldedWeights& weights);
 

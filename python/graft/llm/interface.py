@@ -34,8 +34,8 @@ def positions(cache_position: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         _cache_position.reset(token)
-        for state in (_conv, _recurrent):
-            state.set(None)
+        for noted in (_conv, _recurrent, _handed_over):
+            noted.set(None)
 
 
 def cache_position() -> torch.Tensor:

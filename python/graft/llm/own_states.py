@@ -75,7 +75,7 @@ class _Shift(torch.nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self._recurs:
             interface.expect_recurrence(self._layer)
-        before, own = torch.ones(1, hidden.shape[2]), torch.zeros(1, hidden.shape[2])
+        before, own = (make(1, hidden.shape[2], dtype=hidden.dtype) for make in (torch.ones, torch.zeros))
         position = interface.cache_position()
         return recurrence.causal_conv1d(
             hidden, torch.cat([before, own]), None, position, layer=self._layer, index=self._index

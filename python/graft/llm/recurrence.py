@@ -112,7 +112,8 @@ def _wkv(
         before, now = (maximum + log_decay - largest).exp(), (key[:, t] - largest).exp()
         numerator, denominator = before * numerator + now * value[:, t], before * denominator + now
         maximum = largest
-    return (torch.stack(results, 1) if results else torch.zeros_like(key)), torch.stack([numerator, denominator, maximum], 1)
+    last = torch.stack([numerator, denominator, maximum], 1)
+    return (torch.stack(results, 1) if results else torch.zeros_like(key)), last
 
 
 torch.library.define(
@@ -180,7 +181,8 @@ def _cached_diagonal_scan(
 
 torch.library.define(
     "graft::wkv.cached",
-    "(Tensor log_decay, Tensor bonus, Tensor key, Tensor value, Tensor cache_position, *, int layer, int index=0) -> Tensor",
+    "(Tensor log_decay, Tensor bonus, Tensor key, Tensor value, Tensor cache_position, *, int layer, int index=0) "
+    "-> Tensor",
 )
 
 

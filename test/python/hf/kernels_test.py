@@ -101,7 +101,10 @@ def test_a_function(model, name, tokens, state):
         assert float((expected - found).abs().max()) <= 1e-5 * float(expected.abs().max())
 
 
-@pytest.mark.parametrize(("kind", "name"), [("selective scan", "mamba_selective_scan"), ("diagonal scan", "RecurrentGemmaRglru._rnn_scan")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("selective scan", "mamba_selective_scan"), ("diagonal scan", "RecurrentGemmaRglru._rnn_scan")],
+)
 def test_names_are_back_after_a_trace(kind, name):
     model, find = MODELS[kind].make(), operator.attrgetter(name)
     file = importlib.import_module(type(model).__module__)
@@ -113,7 +116,9 @@ def test_names_are_back_after_a_trace(kind, name):
     assert find(file) is own
 
 
-@pytest.mark.parametrize("name", [pytest.param("delta rule", marks=pytest.mark.slow), "selective scan", *(pytest.param(name, marks=pytest.mark.slow) for name in ("diagonal scan", "wkv"))])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "selective scan" else [pytest.mark.slow]) for name in MODELS]
+)
 def test_one_program_for_all_lengths(name):
     eager = MODELS[name].make()
     compiled = graft.compile(copy.deepcopy(eager), threads=1)

@@ -229,7 +229,14 @@ RECURRENT: tuple[SmallModel, ...] = (
     ),
     SmallModel(
         "recurrent_gemma",
-        _of("RecurrentGemma", _COMMON, num_key_value_heads=2, intermediate_size=96, attention_window_size=9, tie_word_embeddings=False),
+        _of(
+            "RecurrentGemma",
+            _COMMON,
+            num_key_value_heads=2,
+            intermediate_size=96,
+            attention_window_size=9,
+            tie_word_embeddings=False,
+        ),
     ),
     SmallModel(
         "rwkv",
@@ -361,7 +368,9 @@ CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) 
 _TAKE_PADDING_FOR_TOKENS = ("recurrent_gemma", "rwkv")
 
 
-def logits(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None) -> torch.Tensor:
+def logits(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None, positions: torch.Tensor | None = None
+) -> torch.Tensor:
     """Those of eager PyTorch. Where its code takes padding for tokens, of each row without it, behind zeros."""
     if mask is not None and model.config.model_type in _TAKE_PADDING_FOR_TOKENS:
         rows = [logits(model, row[real == 1][None])[0] for row, real in zip(ids, mask)]
