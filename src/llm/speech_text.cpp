@@ -54,8 +54,10 @@ std::vector<std::span<const std::int64_t>> cut_behind(const Tokenizer& tokenizer
 }  // namespace
 
 std::string speech_prompt(const Tokenizer& tokenizer, std::string_view text, bool with_voice) {
+  // Arrays are made before they are filled: nlohmann's null that becomes one is lost where memory fails meanwhile.
   Json variables = Json::object();
-  Json& message = variables["messages"].emplace_back(Json::object());
+  Json& messages = variables["messages"] = Json::array();
+  Json& message = messages.emplace_back(Json::object());
   message["role"] = "user";
   Json& content = message["content"] = Json::array();
   if (with_voice) content.emplace_back(Json::object())["type"] = "audio";

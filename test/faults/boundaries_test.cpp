@@ -1,9 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <regex>
 #include <set>
 #include <sstream>
 
@@ -18,12 +16,14 @@
 #include "graft/predicate.h"
 #include "graft/quantize.h"
 #include "graft/registry.h"
+#include "graft/speaker.h"
 #include "graft/tokenizer.h"
 #include "graft/transcriber.h"
 #include "inject.h"
 #include "ir/test_blob.h"
 #include "llm/test_model.h"
 #include "load/test_graph.h"
+#include "public_functions.h"
 #include "session/test_kv_model.h"
 #include "weight/test_container.h"
 
@@ -36,6 +36,7 @@ using test::tensor;
 using Tokens = Decoder::Tokens;
 
 constexpr const char* kGolden = GRAFT_SOURCE_DIR "/test/golden/golden.pte";
+constexpr const char* kSpeaker = GRAFT_SOURCE_DIR "/test/faults/speaker.pte";  // of make_speaker.py
 constexpr const char* kTokenizer =
     R"({"pre_tokenizer": {"type": "Whitespace"}, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2},
         "merges": ["a b"]}})";
@@ -103,6 +104,16 @@ struct World {
   Transcription transcription = transcriber.transcribe(audio);
   std::vector<std::byte> wav = made_wav();
   std::string wav_path = written_wav();
+  test::SmallAudioModel small_audio;
+  std::vector<Audio> heard{test::SmallAudioModel::sound(40, 1)};
+  Speaker speaker{kSpeaker, {}, 1};
+  Audio somebody{std::vector<float>(100, 0.5f), 2400};
+  Voice voice = speaker.voice(somebody);
+  SpeakingOptions speaking = [] {
+    SpeakingOptions options;
+    options.max_frames = 2;
+    return options;
+  }();
   Image image{4, 6, std::vector<std::uint8_t>(72, 100)};
   std::vector<std::byte> bmp = made_bmp();
   std::string bmp_path = folder.write("picture.bmp", bmp);
@@ -574,6 +585,14 @@ std::vector<Boundary> boundaries(World& w) {
       {"resample", [&] { resample(w.audio.samples, 50, 100); }},
       {"write_transcript", [&] { write_transcript(w.transcription, TranscriptFormat::json); }},
       {"write_transcript", [&] { write_transcript(w.transcription, TranscriptFormat::srt); }},
+      {"encode_wav", [&] { encode_wav(w.audio); }},
+      {"save_audio", [&] { save_audio(w.audio, w.wav_path + ".out"); }},
+      {"LanguageModel::encode_with_audio", [&] { w.small_audio.audio->encode_with_audio("1t <audio>", w.heard); }},
+      {"audio_prompt", [&] { audio_prompt(*w.small_audio.audio, "1t", w.heard); }},
+      {"Speaker", [&] { Speaker(kSpeaker, {}, 1); }},
+      {"Speaker::voice", [&] { w.speaker.voice(w.somebody); }},
+      {"Speaker::speak", [&] { w.speaker.speak("Hi", &w.voice, w.speaking); }},
+      {"Speaker::chunks", [&] { w.speaker.chunks("Hi. You."); }},
       {"Transcriber", [&] { Transcriber(w.small_speech.speech, 1); }},
       {"Transcriber::transcribe", [&] { w.transcriber.transcribe(w.audio); }},
       {"Transcriber::features", [&] { w.transcriber.features(w.audio.samples); }},
@@ -606,102 +625,6 @@ std::vector<Boundary> boundaries(World& w) {
          TensorDesc(DType::f32, {2, 3}).str();
        }},
   };
-}
-
-// Of the public headers, without those that only return a member, cannot fail or are called by graft.
-const std::set<std::string> kCannotFail = {"Adapter",
-                                           "Adapter::bytes",
-                                           "Adapter::id",
-                                           "Adapter::layers",
-                                           "Adapter::rank",
-                                           "Adapters",
-                                           "Adapters::has",
-                                           "Arena::bytes",
-                                           "Audio::seconds",
-                                           "ImageProcessor::labels",
-                                           "ImageProcessor::processing",
-                                           "ImageProcessor::size_of",
-                                           "Transcriber::model",
-                                           "Transcriber::decoder",
-                                           "CancelToken::cancel",
-                                           "CancelToken::reset",
-                                           "CancelToken::cancelled",
-                                           "CancelToken::flag",
-                                           "Session::counters",
-                                           "Session::threads",
-                                           "Session::program",
-                                           "version",
-                                           "Value::of",
-                                           "Decoder::capacity",
-                                           "Decoder::options",
-                                           "Decoder::model",
-                                           "Decoder::session",
-                                           "TextGenerator::stats",
-                                           "TextGenerator::decoder",
-                                           "BatchGenerator::waiting",
-                                           "BatchGenerator::running",
-                                           "BatchGenerator::stats",
-                                           "BatchGenerator::decoder",
-                                           "LanguageModel::info",
-                                           "LanguageModel::program",
-                                           "LanguageModel::has_tokenizer",
-                                           "TextEncoder::size",
-                                           "Tokenizer::size",
-                                           "Tokenizer::is_special",
-                                           "Tokenizer::special_ids",
-                                           "Tokenizer::truncation",
-                                           "Tokenizer",
-                                           "Grammar",
-                                           "GrammarVocabulary",
-                                           "GrammarVocabulary::trie",
-                                           "Tokenizer::chat_template",
-                                           "Tokenizer::template_variables",
-                                           "Shape::rank",
-                                           "Shape::sizes",
-                                           "TensorDesc::rank",
-                                           "TensorDesc::numel",
-                                           "TensorDesc::contiguous",
-                                           "name",
-                                           "byte_size",
-                                           "is_float",
-                                           "is_integer"};
-
-// Classes that callbacks get, or that graft throws.
-const std::set<std::string> kOfGraft = {"OpNode", "OpCall", "FlowCall", "Error"};
-
-// The functions that the public headers declare, as Class::name.
-std::set<std::string> declared() {
-  std::set<std::string> out;
-  const std::regex class_line(R"(^(?:class|struct) (?:GRAFT_API )?(\w+)(?: final)?[^;]*\{$)"), call(R"((~|\b)(\w+)\()");
-  for (const auto& header : std::filesystem::directory_iterator(GRAFT_SOURCE_DIR "/include/graft")) {
-    std::ifstream file(header.path());
-    std::string type;
-    bool is_public = true;
-    for (std::string line; std::getline(file, line);) {
-      std::smatch found;
-      if (std::regex_search(line, found, class_line)) {
-        type = found[1];
-        is_public = true;
-      } else if (line.starts_with("}")) {
-        type.clear();
-      } else if (line.starts_with(" private:") || line.starts_with(" protected:")) {
-        is_public = false;
-      } else {
-        const bool member = !type.empty() && is_public && line.starts_with("  ") && line[2] != ' ';
-        const bool function = type.empty() && line.find("GRAFT_API") != std::string::npos;
-        line = line.substr(0, line.find("//"));
-        if ((!member && !function) || line.find("operator") != std::string::npos ||
-            line.find("using ") != std::string::npos || line.find("std::function<") < line.find('(') ||
-            line.find("= default") != std::string::npos || line.find("&&) noexcept") != std::string::npos)
-          continue;
-        if (!std::regex_search(line, found, call) || found[1] == "~" || found[2] == "__attribute__") continue;
-        if (kOfGraft.contains(type)) continue;
-        const std::string name = found[2];
-        out.insert(type.empty() ? name : name == type ? type : type + "::" + name);
-      }
-    }
-  }
-  return out;
 }
 
 TEST(Boundaries, EveryPublicFunctionIsListed) {

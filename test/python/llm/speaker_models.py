@@ -35,24 +35,28 @@ def _tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 def _codec(**more: Any) -> Any:
-    config = transformers.PocketTTSAudioTokenizerConfig(
+    sizes = dict(
         hidden_size=32, num_filters=4, upsampling_ratios=[3, 2], num_hidden_layers=1, intermediate_size=64,
         num_attention_heads=4, num_key_value_heads=4, upsample_groups=32, sliding_window=10, latent_stride=4, latent_dim=8,
-        sampling_rate=RATE, layer_scale_initial_scale=0.5, **more,
+        sampling_rate=RATE, layer_scale_initial_scale=0.5,
     )  # fmt: skip
+    config = transformers.PocketTTSAudioTokenizerConfig(**{**sizes, **more})
     assert config.frame_size == FRAME
     return transformers.PocketTTSAudioTokenizerModel(config).eval()
 
 
-def make(flow_type: str = "lsd", **codec: Any) -> tuple[Any, Any]:
+def make(flow_type: str = "lsd", tiny: bool = False, **codec: Any) -> tuple[Any, Any]:
     """The model and its processor."""
     torch.manual_seed(1)
+    width, layers = (8, 1) if tiny else (48, 2)
+    if tiny:
+        codec.update(hidden_size=8, num_filters=2, intermediate_size=8, upsample_groups=8)
     config = transformers.PocketTTSConfig(
         flow_head_config=dict(
-            hidden_size=32, num_hidden_layers=2, latent_dim=8, condition_dim=48, frequency_embedding_size=16,
+            hidden_size=width, num_hidden_layers=layers, latent_dim=8, condition_dim=width, frequency_embedding_size=16,
             flow_type=flow_type,
         ),
-        vocab_size=261, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=261, hidden_size=width, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=1024, latent_dim=8, pad_token_id=256, audio_prompt_token_id=257, audio_latent_token_id=258,
         audio_prompt_bos_token_id=259, audio_bos_token_id=260, frame_rate=10.0,
     )  # fmt: skip
