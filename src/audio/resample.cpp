@@ -3,6 +3,7 @@
 #include <numbers>
 #include <numeric>
 
+#include "audio/samples.h"
 #include "base/check.h"
 #include "base/rethrow.h"
 #include "graft/audio.h"
@@ -11,7 +12,6 @@ namespace graft {
 namespace {
 
 constexpr double kZeroCrossings = 6, kRolloff = 0.99;  // torchaudio's lowpass_filter_width and rolloff
-constexpr std::int64_t kMaxRate = 768'000;
 
 // The filter of one phase: weights of the samples from `first` on, seen from the sample before the output.
 struct Phase {
@@ -45,9 +45,7 @@ std::vector<Phase> phases_of(std::int64_t from, std::int64_t to) {
 }  // namespace
 
 std::vector<float> resample(std::span<const float> samples, std::int64_t from, std::int64_t to) try {
-  for (const std::int64_t rate : {from, to})
-    GRAFT_CHECK(InvalidArgument, rate >= 1 && rate <= kMaxRate, "a sampling rate must be from 1 to ", kMaxRate,
-                ", got ", rate);
+  for (const std::int64_t rate : {from, to}) audio::check_rate(rate);
   if (from == to) return {samples.begin(), samples.end()};
   const std::int64_t divisor = std::gcd(from, to), in = from / divisor, out = to / divisor;
   const std::vector<Phase> phases = phases_of(in, out);

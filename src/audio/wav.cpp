@@ -2,7 +2,7 @@
 #include <cmath>
 #include <span>
 
-#include "base/check.h"
+#include "audio/samples.h"
 #include "base/file.h"
 #include "base/rethrow.h"
 #include "graft/audio.h"
@@ -10,7 +10,6 @@
 namespace graft {
 namespace {
 
-constexpr std::int64_t kMaxRate = 768'000;
 constexpr std::size_t kHeader = 44;
 
 template <typename Number>
@@ -21,13 +20,12 @@ void put(std::string& out, Number number) {
 }  // namespace
 
 // RIFF, WAVE, a chunk "fmt " of PCM and a chunk "data" (Multimedia Programming Interface and Data Specifications 1.0).
-std::string encode_wav(const Audio& audio) try {
-  GRAFT_CHECK(InvalidArgument, audio.sampling_rate >= 1 && audio.sampling_rate <= kMaxRate,
-              "a sampling rate must be from 1 to ", kMaxRate, ", got ", audio.sampling_rate);
-  GRAFT_CHECK(InvalidArgument, audio.samples.size() <= (0xffffffff - kHeader) / 2, audio.samples.size(),
+std::string encode_wav(const Audio& sound) try {
+  audio::check_rate(sound.sampling_rate);
+  GRAFT_CHECK(InvalidArgument, sound.samples.size() <= (0xffffffff - kHeader) / 2, sound.samples.size(),
               " samples are more than a WAV file has room for");
-  const auto bytes = static_cast<std::uint32_t>(audio.samples.size() * 2);
-  const auto rate = static_cast<std::uint32_t>(audio.sampling_rate);
+  const auto bytes = static_cast<std::uint32_t>(sound.samples.size() * 2);
+  const auto rate = static_cast<std::uint32_t>(sound.sampling_rate);
   std::string out;
   out.reserve(kHeader + bytes);
   out += "RIFF";
@@ -42,7 +40,7 @@ std::string encode_wav(const Audio& audio) try {
   put(out, std::uint16_t{16});
   out += "data";
   put(out, bytes);
-  for (const float sample : audio.samples) {
+  for (const float sample : sound.samples) {
     const float cut = std::isnan(sample) ? 0.F : std::clamp(sample, -1.F, 1.F);
     put(out, static_cast<std::uint16_t>(static_cast<std::int16_t>(std::lround(cut * 32767.F))));
   }

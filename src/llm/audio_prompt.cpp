@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <cmath>
 
 #include "audio/log_mel.h"
+#include "audio/samples.h"
 #include "base/check.h"
 #include "base/json.h"
 #include "base/sha256.h"
@@ -12,22 +12,11 @@ namespace {
 
 constexpr std::int64_t kStride = 2, kPool = 2;  // of the tower: frames by position, positions by row of features
 
-std::string repeated(std::string_view text, std::int64_t count) {
-  std::string out;
-  out.reserve(text.size() * static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i) out += text;
-  return out;
-}
-
-bool is_finite(std::span<const float> samples) {
-  return std::ranges::all_of(samples, [](float sample) { return std::isfinite(sample); });
-}
-
 // Spectrograms of whole windows, as WhisperFeatureExtractor makes them of samples with silence behind.
 void prepare(const AudioInfo& info, LogMel& log_mel, const Audio& audio, PreparedImages::One& one) {
   GRAFT_CHECK(InvalidArgument, !audio.samples.empty() && audio.sampling_rate >= 1, "a sound of ", audio.samples.size(),
               " samples at ", audio.sampling_rate, " per second: expected at least one");
-  GRAFT_CHECK(InvalidArgument, is_finite(audio.samples), "a sound has samples that are not finite");
+  GRAFT_CHECK(InvalidArgument, graft::audio::all_finite(audio.samples), "a sound has samples that are not finite");
   std::vector<float> samples = resample(audio.samples, audio.sampling_rate, info.sampling_rate);
   const std::int64_t count = std::ssize(samples), window = info.frames * info.hop_length;
   const std::int64_t windows = (count + window - 1) / window;

@@ -3,7 +3,6 @@
 #include "base/check.h"
 #include "base/json.h"
 #include "base/sha256.h"
-#include "base/utf8.h"
 #include "image/settings.h"
 #include "llm/images.h"
 
@@ -22,13 +21,6 @@ struct Seen {
   PreparedImages::One one;
   std::string text;
 };
-
-std::string repeated(std::string_view text, std::int64_t count) {
-  std::string out;
-  out.reserve(text.size() * static_cast<std::size_t>(count));
-  for (std::int64_t i = 0; i < count; ++i) out += text;
-  return out;
-}
 
 std::string numbered(std::string text, std::int64_t row, std::int64_t column) {
   for (const auto& [name, number] : {std::pair("{row}", row), std::pair("{column}", column)})

@@ -54,6 +54,7 @@ struct Placeholders {
   std::function<std::string(std::size_t i, PreparedImages::One& one)> prepare;  // fills `one`; its text
   std::function<std::array<std::uint8_t, 32>(std::size_t i)> digest;            // SHA-256 of what is seen or heard
 };
+std::string repeated(std::string_view text, std::int64_t count);
 struct Filled {
   std::vector<std::int64_t> tokens;
   std::shared_ptr<PreparedImages> prepared;  // null: the text is all

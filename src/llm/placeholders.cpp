@@ -20,6 +20,13 @@ std::int64_t key_of(const std::array<std::uint8_t, 32>& digest, std::int64_t i) 
 
 }  // namespace
 
+std::string repeated(std::string_view text, std::int64_t count) {
+  std::string out;
+  out.reserve(text.size() * static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) out += text;
+  return out;
+}
+
 Filled with_placeholders(const LanguageModel& model, std::string_view prompt, std::size_t count,
                          const Placeholders& placeholders, bool add_special) {
   const std::string_view token = placeholders.token;
@@ -37,8 +44,7 @@ Filled with_placeholders(const LanguageModel& model, std::string_view prompt, st
   split(prompt);
   std::string with_places;
   if (between.size() == 1 && count > 0) {
-    for (std::size_t i = 0; i < count; ++i) with_places += placeholders.place;
-    with_places += prompt;
+    with_places = repeated(placeholders.place, static_cast<std::int64_t>(count)) + std::string(prompt);
     split(with_places);
   }
   GRAFT_CHECK(InvalidArgument, between.size() == count + 1, "the prompt has ", between.size() - 1, " places of ",

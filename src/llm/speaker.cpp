@@ -4,6 +4,7 @@
 #include <cmath>
 #include <random>
 
+#include "audio/samples.h"
 #include "base/check.h"
 #include "base/json.h"
 #include "base/rethrow.h"
@@ -163,8 +164,7 @@ Voice Speaker::Impl::voice(const Audio& audio, const RunOptions& run_options) {
   GRAFT_CHECK(InvalidArgument, info.takes_voice, info.architecture,
               " takes no voice: the package was exported without the encoder of its codec");
   GRAFT_CHECK(InvalidArgument, !audio.samples.empty(), "a voice needs samples, got none");
-  GRAFT_CHECK(InvalidArgument, std::ranges::all_of(audio.samples, [](float s) { return std::isfinite(s); }),
-              "a voice has samples that are not finite");
+  GRAFT_CHECK(InvalidArgument, graft::audio::all_finite(audio.samples), "a voice has samples that are not finite");
   std::vector<float> samples =
       llm::voice_samples(resample(audio.samples, audio.sampling_rate, info.sampling_rate), info);
   const std::int64_t frames = std::ssize(samples) / info.frame_size;

@@ -11,7 +11,6 @@ prompt has placeholders.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
