@@ -51,6 +51,9 @@ endif()
 # Faults of memory, files and threads (test/faults): a library between graft and the C library, and tests with it. The
 # sanitizers have an allocator of their own.
 if(GTest_FOUND AND NOT GRAFT_SANITIZE AND NOT GRAFT_FUZZ)
+  set(graft_speaker "${CMAKE_CURRENT_SOURCE_DIR}/test/faults/speaker.tar.xz")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${graft_speaker}")
+  file(ARCHIVE_EXTRACT INPUT "${graft_speaker}" DESTINATION "${CMAKE_BINARY_DIR}")
   add_library(graft_faults SHARED test/faults/faults.cpp)
   target_compile_options(graft_faults PRIVATE -fno-builtin -w)
   target_link_libraries(graft_faults PRIVATE nlohmann_json::nlohmann_json ${CMAKE_DL_LIBS})

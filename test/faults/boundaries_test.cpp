@@ -36,7 +36,7 @@ using test::tensor;
 using Tokens = Decoder::Tokens;
 
 constexpr const char* kGolden = GRAFT_SOURCE_DIR "/test/golden/golden.pte";
-constexpr const char* kSpeaker = GRAFT_SOURCE_DIR "/test/faults/speaker.pte";  // of make_speaker.py
+constexpr const char* kSpeaker = GRAFT_BUILD_DIR "/speaker.pte";  // of make_speaker.py
 constexpr const char* kTokenizer =
     R"({"pre_tokenizer": {"type": "Whitespace"}, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2},
         "merges": ["a b"]}})";

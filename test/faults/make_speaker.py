@@ -1,8 +1,10 @@
-"""Writes speaker.pte, a model that speaks as small as it can be, for tests in C++ that need one: python test/faults/make_speaker.py"""
+"""Writes speaker.tar.xz: speaker.pte, a small model that speaks, for tests in C++: python test/faults/make_speaker.py"""
 
 from __future__ import annotations
 
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -14,7 +16,10 @@ def main() -> None:
     import speaker_models
 
     model, processor = speaker_models.make(tiny=True)
-    graft.export_speaker(model, HERE / "speaker.pte", processor=processor, context=128)
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(HERE / "speaker.tar.xz", "w:xz") as archive:
+        package = Path(folder) / "speaker.pte"
+        graft.export_speaker(model, package, processor=processor, context=128)
+        archive.add(package, package.name)
 
 
 if __name__ == "__main__":
