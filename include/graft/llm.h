@@ -79,9 +79,11 @@ struct EncoderInfo {
   std::optional<SpeechInfo> speech = {};
 };
 
-// For a model of pictures and text (LLaVA, SmolVLM, Qwen-VL): how pictures become the input of its tower, and what
-// stands for them in a prompt.
+// For a model of pictures and text (LLaVA, SmolVLM, Qwen-VL, Gemma 3): how pictures become the input of its tower, and
+// what stands for them in a prompt.
 struct ImagesInfo {
+  // Tokens that see each other both ways: none, those of a picture, or those of a prompt with pictures.
+  enum class Blocks { none, picture, prompt };
   std::variant<ImageProcessing, TileProcessing, PatchProcessing> processing;
   std::string token;          // in the text of a prompt, the place of a picture
   std::int64_t token_id = 0;  // of a placeholder: as many as the picture has rows of features
@@ -93,6 +95,11 @@ struct ImagesInfo {
   std::string before_tile;    // each of them; "{row}" and "{column}" are their numbers, from 1 on
   std::string after_row;      // of tiles
   std::string before_whole;   // of the picture as a whole, behind its tiles; `after` follows it
+  std::string placeholder;    // text of a placeholder; empty: `token`
+  std::string after_last;     // behind the last picture of a prompt
+  std::string end;            // of the text of a prompt with pictures
+  bool add_special = true;    // whether the tokenizer's special tokens go around a prompt with pictures
+  Blocks blocks = Blocks::none;
 };
 
 // For a model of sound and text (Qwen2-Audio, Voxtral): how sound becomes the input of its tower, and what stands for

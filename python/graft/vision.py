@@ -20,7 +20,7 @@ _KNOWN = {
     f"{name}ImageProcessor"
     for name in (
         *("Beit", "Bit", "CLIP", "ConvNext", "DeiT", "DINOv3ViT", "MobileNetV1", "MobileNetV2", "Pvt", "Siglip", "ViT"),
-        *("ChineseCLIP", "Llava"),
+        *("ChineseCLIP", "Gemma3", "Llava"),
     )
 }
 # What they may be asked for besides; an image processor that does more than these is refused.

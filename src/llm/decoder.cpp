@@ -174,6 +174,10 @@ void Decoder::Impl::place(Call& call, std::size_t sequence, std::size_t row, std
               : static_cast<std::int64_t>(token) + (prepared ? prepared->shift : 0);
   }
   if (!call.with_images) return;
+  for (std::size_t i = 0; i < count && !call.blocks.empty(); ++i)
+    for (const std::size_t side : {0u, 1u})
+      call.blocks[2 * (at + i) + side] =
+          first + i < known ? prepared->blocks[2 * (first + i) + side] : static_cast<std::int64_t>(first + i);
   const auto width = static_cast<std::size_t>(features_info->width);
   const auto row_begin = row * static_cast<std::size_t>(call.width);
   std::fill_n(call.image_mask.begin() + static_cast<std::ptrdiff_t>(row_begin), call.width, std::uint8_t{0});
@@ -220,6 +224,10 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
     call.image_mask.resize(positions);
     call.inputs.push_back(Value::of(TensorView{call.features.data(), DType::f32, Shape{batch, width, size}}));
     call.inputs.push_back(Value::of(TensorView{call.image_mask.data(), DType::b8, Shape{batch, width}}));
+    if (features_info->blocks) {
+      call.blocks.resize(2 * positions);
+      call.inputs.push_back(Value::of(TensorView{call.blocks.data(), DType::i64, Shape{batch, width, 2}}));
+    }
   }
   const std::int64_t vocabulary = model->info().vocab_size;
   const auto count = chain_ ? 0 : static_cast<std::size_t>(batch * keep * vocabulary);
@@ -335,6 +343,39 @@ std::span<float> Decoder::Impl::run_stages(Call& call, std::span<const std::int6
   }
 }
 
+bool Decoder::Impl::cuts(std::size_t row, std::int64_t end) const {
+  const llm::PreparedImages* prepared = images_[row].prepared.get();
+  const auto block = 2 * static_cast<std::size_t>(end);
+  return prepared && block < prepared->blocks.size() && prepared->blocks[block] < end;
+}
+
+std::int64_t Decoder::Impl::uncut(std::size_t row, std::int64_t count) const {
+  const std::int64_t first = lengths_[row];
+  std::int64_t fewer = count;
+  while (fewer > 0 && cuts(row, first + fewer)) --fewer;
+  if (fewer > 0) return fewer;
+  while (cuts(row, first + count)) ++count;
+  return count;
+}
+
+std::int64_t Decoder::Impl::prefill_width(std::span<const Tokens> rows, std::int64_t total, std::int64_t begin) const {
+  const std::int64_t most = std::min(options.prefill_chunk_size, total - begin);
+  const auto cuts_none = [&](std::int64_t width) {
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      // Of the row's tokens that are left, those of this run; padding comes before them.
+      const std::int64_t left = std::min(std::ssize(rows[r]), total - begin);
+      const std::int64_t count = width - (total - begin - left);
+      if (count > 0 && cuts(r, lengths_[r] + count)) return false;
+    }
+    return true;
+  };
+  for (std::int64_t width = most; width > 0; --width)
+    if (cuts_none(width)) return width;
+  std::int64_t width = most;
+  while (!cuts_none(width)) ++width;
+  return width;
+}
+
 std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std::function<void(std::span<float>)>& take,
                                         const RunOptions& run_options) {
   check(first_, rows);
@@ -344,8 +385,8 @@ std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std:
   const std::vector<std::int64_t> before = lengths_;
   std::span<float> logits;
   try {
-    for (std::int64_t begin = 0; begin < total; begin += options.prefill_chunk_size) {
-      const std::int64_t width = std::min(options.prefill_chunk_size, total - begin);
+    for (std::int64_t begin = 0, width = 0; begin < total; begin += width) {
+      width = prefill_width(rows, total, begin);
       chunks_.clear();
       for (const Tokens row : rows) {
         const std::int64_t padding = total - std::ssize(row);

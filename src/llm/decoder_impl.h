@@ -29,6 +29,9 @@ class Decoder::Impl {
                            const RunOptions& run_options);
   // What callers may do: a sequence is not cut within its pictures, and what follows in their place is text.
   void truncate_by_user(std::size_t row, std::int64_t length);
+  // How many tokens of a sequence a run of about `count` takes so that no tokens are cut off that see each other: fewer
+  // where that leaves some, else more.
+  std::int64_t uncut(std::size_t row, std::int64_t count) const;
   // The pictures of the tokens that a sequence begins with; null: none. Their features are made when they are read.
   void place_images(std::size_t row, std::shared_ptr<const llm::PreparedImages> images);
   std::int64_t length(std::size_t row) const { return lengths_[row]; }
@@ -57,6 +60,7 @@ class Decoder::Impl {
     std::vector<std::int64_t> ids, positions, cache_positions, kept;
     std::vector<float> features;           // [batch, width, FeaturesInfo::width]
     std::vector<std::uint8_t> image_mask;  // [batch, width]
+    std::vector<std::int64_t> blocks;      // [batch, width, 2]; empty: the step takes none
     std::vector<Value> inputs, outputs;
   };
   void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& run_options);
@@ -70,6 +74,10 @@ class Decoder::Impl {
   // Of `count` tokens of a sequence, which stand from `at` on in the buffers of the call: positions and features.
   void place(Call& call, std::size_t sequence, std::size_t row, std::size_t at, std::size_t count) const;
   void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;
+  // Whether a run that ends before this token of a sequence cuts off tokens that see each other.
+  bool cuts(std::size_t row, std::int64_t end) const;
+  // Of rows that are aligned on the right, of which `begin` tokens were read, how many the next run reads.
+  std::int64_t prefill_width(std::span<const Tokens> rows, std::int64_t total, std::int64_t begin) const;
 
   struct Images {
     std::shared_ptr<const llm::PreparedImages> prepared;  // null: none

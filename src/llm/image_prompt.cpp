@@ -31,7 +31,8 @@ std::string numbered(std::string text, std::int64_t row, std::int64_t column) {
 
 Seen see(const ImagesInfo& info, const Image& image) {
   Seen out;
-  const auto one_piece = [&](std::int64_t rows) { return info.before + repeated(info.token, rows) + info.after; };
+  const std::string& placeholder = info.placeholder.empty() ? info.token : info.placeholder;
+  const auto one_piece = [&](std::int64_t rows) { return info.before + repeated(placeholder, rows) + info.after; };
   std::visit(Each{[&](const ImageProcessing& processing) {
                     const ImageProcessor processor(processing);
                     std::tie(out.one.height, out.one.width) = processor.size_of(image);
@@ -44,7 +45,7 @@ Seen see(const ImagesInfo& info, const Image& image) {
                     out.one.height = out.one.width = processing.tile;
                     out.one.pixels = std::move(tiles.pixels);
                     out.one.rows = (tiles.rows * tiles.columns + 1) * info.rows;
-                    const std::string placeholders = repeated(info.token, info.rows);
+                    const std::string placeholders = repeated(placeholder, info.rows);
                     if (tiles.rows > 0) out.text += info.before_tiles;
                     for (std::int64_t r = 0; r < tiles.rows; ++r) {
                       for (std::int64_t c = 0; c < tiles.columns; ++c)
@@ -119,6 +120,17 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
   info.before_tile = text_in(text, "before_tile");
   info.after_row = text_in(text, "after_row");
   info.before_whole = text_in(text, "before_whole");
+  info.placeholder = text_in(text, "placeholder");
+  info.after_last = text_in(text, "after_last");
+  info.end = text_in(text, "end");
+  info.add_special = text.value("add_special", true);
+  const auto blocks = json.value("blocks", std::string("none"));
+  GRAFT_CHECK(InvalidProgram, blocks == "none" || blocks == "picture" || blocks == "prompt", "'", kLanguageModelKey,
+              "': expected 'blocks' of 'images' to be none, picture or prompt, found '", blocks, "'");
+  if (blocks != "none") info.blocks = blocks == "picture" ? ImagesInfo::Blocks::picture : ImagesInfo::Blocks::prompt;
+  // So that those of two pictures are two.
+  GRAFT_CHECK(InvalidProgram, blocks != "picture" || !(info.before + info.after).empty(), "'", kLanguageModelKey,
+              "': pictures that are blocks need text around them");
   const Json& processing = json.at("processing");
   const auto kind = processing.at("kind").get<std::string>();
   try {
@@ -154,7 +166,10 @@ ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::sp
     return std::move(seen.text);
   };
   placeholders.digest = [&](std::size_t i) { return digest_of(images[i]); };
-  Filled filled = with_placeholders(model, prompt, images.size(), placeholders, add_special);
+  placeholders.after_last = info->after_last;
+  placeholders.end = info->end;
+  placeholders.blocks = info->blocks;
+  Filled filled = with_placeholders(model, prompt, images.size(), placeholders, add_special && info->add_special);
   if (const auto* patches = std::get_if<PatchProcessing>(&info->processing); patches && filled.prepared)
     place(*filled.prepared, *patches);
   return {std::move(filled.tokens), std::move(filled.prepared)};

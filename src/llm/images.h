@@ -33,6 +33,7 @@ struct PreparedImages {
   std::vector<std::int64_t> feature_of;  // its row of the features; -1: it is text
   std::vector<std::int64_t> keys;        // tokens, and of pictures numbers that differ by what is seen
   std::vector<std::int64_t> positions;   // [3, tokens]: time, row and column; empty: a token's place is its position
+  std::vector<std::int64_t> blocks;      // [tokens, 2]: the first and the last token that sees it and is seen; or empty
   std::int64_t begin = 0, end = 0;       // of the first placeholder, and behind the last
   std::int64_t shift = 0;                // added to the places of tokens behind: their positions
 };
@@ -42,17 +43,20 @@ struct FeaturesInfo {
   std::string_view encode, step;  // methods
   std::int64_t width = 0;         // of a row
   bool on_grid = false;           // tokens have three positions
+  bool blocks = false;            // the step is told which tokens see each other
 };
 std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info);
 
 // A prompt whose text has placeholders for pictures or sounds: what there is of them, and how it stands in the text.
 struct Placeholders {
-  std::string_view token;
-  std::int64_t token_id = 0;
+  std::string_view token;                                                       // in the text, the place of one
+  std::int64_t token_id = 0;                                                    // of a placeholder
   std::string_view place;                                                       // where the text does not say
   std::string_view many;                                                        // "pictures", for messages
   std::function<std::string(std::size_t i, PreparedImages::One& one)> prepare;  // fills `one`; its text
   std::function<std::array<std::uint8_t, 32>(std::size_t i)> digest;            // SHA-256 of what is seen or heard
+  std::string_view after_last = {}, end = {};  // text behind the last one, and behind all
+  ImagesInfo::Blocks blocks = ImagesInfo::Blocks::none;
 };
 std::string repeated(std::string_view text, std::int64_t count);
 struct Filled {
@@ -80,7 +84,7 @@ std::vector<float> encode_images(Session& session, const ImagesInfo& info, const
                                  const RunOptions& options);
 std::vector<float> encode_audio(Session& session, const AudioInfo& info, const PreparedImages& sounds,
                                 const RunOptions& options);
-// The method that takes features [B, T, width] and a mask [B, T] besides what 'step' takes.
+// The method that takes features [B, T, width], a mask [B, T] and maybe blocks [B, T, 2] besides what 'step' takes.
 void check_step_with_features(const Program& program, const FeaturesInfo& info);
 
 }  // namespace graft::llm

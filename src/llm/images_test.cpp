@@ -106,6 +106,101 @@ TEST(Images, RunsOfAnySizeGiveTheSame) {
   }
 }
 
+SmallPictureModel with_blocks(ImagesInfo::Blocks blocks) {
+  return SmallPictureModel([&](ImagesInfo& info) {
+    info.blocks = blocks;
+    info.before = " 19t ";
+  });
+}
+
+TEST(Images, BlocksAreThoseOfPicturesOrPrompts) {
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1), SmallPictureModel::picture(5, 3, 2)};
+  const SmallPictureModel each = with_blocks(ImagesInfo::Blocks::picture),
+                          all = with_blocks(ImagesInfo::Blocks::prompt);
+  const ImagePrompt of_each = each.pictures->encode_with_images("1t <image> <image> 2t", images);
+  EXPECT_EQ(of_each.images->feature_of, (Ids{-1, -1, 0, 1, 2, -1, 3, 4, 5, -1}));
+  EXPECT_EQ(of_each.images->blocks, (Ids{0, 0, 1, 1, 2, 4, 2, 4, 2, 4, 5, 5, 6, 8, 6, 8, 6, 8, 9, 9}));
+  const ImagePrompt of_all = all.pictures->encode_with_images("1t <image> 2t", std::span(images).first(1));
+  EXPECT_EQ(of_all.images->blocks, (Ids{0, 5, 0, 5, 0, 5, 0, 5, 0, 5, 0, 5}));
+  // Every token of the prompt depends on all, so none is that of another prompt.
+  const ImagePrompt other = all.pictures->encode_with_images("1t <image> 3t", std::span(images).first(1));
+  for (std::size_t i = 0; i < 6; ++i) {
+    EXPECT_NE(of_all.images->keys[i], other.images->keys[i]);
+    EXPECT_LT(of_all.images->keys[i], 0);
+  }
+}
+
+TEST(Images, RunsCutNoBlock) {
+  const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1), SmallPictureModel::picture(5, 3, 2)};
+  const SmallPictureModel causal([](ImagesInfo& info) { info.before = " 19t "; });
+  for (const auto blocks : {ImagesInfo::Blocks::picture, ImagesInfo::Blocks::prompt}) {
+    const SmallPictureModel small = with_blocks(blocks);
+    const ImagePrompt prompt = small.pictures->encode_with_images("1t <image> 5t 6t 7t <image> 2t 3t 4t 8t", images);
+    Decoder whole(small.pictures, {.threads = 1}), one_way(causal.pictures, {.threads = 1});
+    const std::vector<float> expected = logits_of(whole, prompt);
+    EXPECT_NE(expected, logits_of(one_way, causal.pictures->encode_with_images(
+                                               "1t <image> 5t 6t 7t <image> 2t 3t 4t 8t", images)));
+    TextGenerator generator(small.pictures, {.threads = 1});
+    const Ids tokens = tokens_of(generator, prompt);
+    for (std::int64_t chunk = 1; chunk < 9; ++chunk) {
+      Decoder decoder(small.pictures, {.threads = 1, .prefill_chunk_size = chunk});
+      const std::vector<float> found = logits_of(decoder, prompt);
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5) << chunk << " at " << i;
+      // Rows of different lengths together, and one after the other in runs of a few widths.
+      TextGenerator both(small.pictures, {.threads = 1, .rows = 2, .prefill_chunk_size = chunk});
+      const std::vector<ImagePrompt> prompts{
+          prompt, small.pictures->encode_with_images("3t <image>", std::span(images).first(1))};
+      EXPECT_EQ(both.generate(prompts, {.max_new_tokens = 12})[0].tokens, tokens) << chunk;
+      BatchGenerator batch(small.pictures, {.threads = 1, .rows = 2, .prefill_chunk_size = chunk});
+      const auto id = batch.submit(prompt, {.max_new_tokens = 12}, RequestOptions());
+      while (batch.step()) {
+      }
+      EXPECT_EQ(batch.take(id)->tokens, tokens) << chunk;
+    }
+  }
+}
+
+TEST(Images, WrongBlocks) {
+  const SmallPictureModel small = with_blocks(ImagesInfo::Blocks::picture);
+  SessionOptions options;
+  options.threads = 1;
+  options.kv = {1, SmallPictureModel::kContext};
+  Session session(small.pictures->program(), options);
+  Ids ids{1, 2, 3, 4}, positions{0, 1, 2, 3}, keep{3};
+  std::vector<float> features(4 * 16, 0.F);
+  std::vector<std::uint8_t> mask(4, 0);
+  const auto run = [&](Ids blocks, std::int64_t sides = 2) {
+    const std::vector<Value> inputs{
+        Value::of(TensorView{ids.data(), DType::i64, Shape{1, 4}}),
+        Value::of(TensorView{positions.data(), DType::i64, Shape{1, 4}}),
+        Value::of(TensorView{positions.data(), DType::i64, Shape{1, 4}}),
+        Value::of(TensorView{keep.data(), DType::i64, Shape{1}}),
+        Value::of(TensorView{features.data(), DType::f32, Shape{1, 4, 16}}),
+        Value::of(TensorView{mask.data(), DType::b8, Shape{1, 4}}),
+        Value::of(TensorView{blocks.data(), DType::i64, Shape{1, 4, sides}}),
+    };
+    return test::floats(session.run("step_with_images", inputs)[0]);
+  };
+  const std::vector<float> expected = run({0, 0, 1, 2, 1, 2, 3, 3});
+  const char* const around = "expected one around it, that begins at";
+  expect_error<ExecutionError>([&] { run({0, 0, 2, 2, 2, 2, 3, 3}); }, around);
+  expect_error<ExecutionError>([&] { run({0, 0, 1, 0, 1, 2, 3, 3}); }, around);
+  expect_error<ExecutionError>(
+      [&] {
+        run({0, 2, 0, 1, 1, 2, 3, 3});
+      },
+      "token 1 at position 1 has a block of positions 0 to 1");
+  expect_error<ExecutionError>([&] { run({0, 0, 1, 2, 0, 2, 3, 3}); }, around);
+  expect_error<ExecutionError>([&] { run({-1, 0, 1, 1, 2, 2, 3, 3}); }, around);
+  expect_error<ExecutionError>(
+      [&] {
+        run({0, 0, 1, 1, 2, 2, 3, 4});
+      },
+      "the block of positions 3 to 4 is cut: the run ends at 3");
+  EXPECT_EQ(run({0, 0, 1, 2, 1, 2, 3, 3}), expected) << "after failed runs";
+}
+
 TEST(Images, GeneratorsSeeThem) {
   const SmallPictureModel small;
   TextGenerator generator(small.pictures, {.threads = 1});
@@ -231,6 +326,20 @@ TEST(Images, WrongDescriptions) {
   expect_error<InvalidProgram>([&] { parse(of(R"({"kind": "tiles", "tile": 0, )", 1).c_str()); },
                                "'tile' must be from 1 to 8192, found 0");
   EXPECT_EQ(parse(of(R"({"kind": "fixed", )", 1).c_str()).rows, 1);
+  const std::string fixed = of(R"({"kind": "fixed", )", 1);
+  const auto with = [&](const char* kind) { return str(R"({"blocks": ")", kind, R"(", )", fixed.substr(1)); };
+  expect_error<InvalidProgram>([&] { parse(with("word").c_str()); },
+                               "expected 'blocks' of 'images' to be none, picture or prompt, found 'word'");
+  expect_error<InvalidProgram>([&] { parse(with("picture").c_str()); }, "need text around them");
+  EXPECT_EQ(parse(with("prompt").c_str()).blocks, ImagesInfo::Blocks::prompt);
+  expect_error<InvalidArgument>(
+      [&] {
+        const SmallPictureModel without;
+        LanguageModelInfo info = without.pictures->info();
+        info.images->blocks = ImagesInfo::Blocks::prompt;
+        LanguageModel(without.pictures->program(), info, nullptr);
+      },
+      "a mask [B, T] and blocks [B, T, 2]");
 }
 
 }  // namespace

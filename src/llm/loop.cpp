@@ -130,7 +130,8 @@ void Loop::read_chunk(std::size_t row, std::int64_t width, const RunOptions& opt
   const auto start = Clock::now();
   Sequence& sequence = *rows_[row];
   const std::int64_t done = decoder().length(row), rest = sequence.prompt_tokens() - done;
-  const std::int64_t count = std::min(rest, width), sequence_row = static_cast<std::int64_t>(row);
+  const std::int64_t count = decoder().uncut(row, std::min(rest, width)), sequence_row = static_cast<std::int64_t>(row);
+  width = std::max(width, count);
   const Tokens feed =
       Tokens(sequence.tokens()).subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
   const bool all = sequence.wants_prompt_logprobs();

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/sha256.h"
 #include "base/utf8.h"
 #include "llm/images.h"
 
@@ -16,6 +17,24 @@ std::int64_t key_of(const std::array<std::uint8_t, 32>& digest, std::int64_t i) 
   mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
   mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
   return static_cast<std::int64_t>((mixed ^ (mixed >> 31)) | 0x8000000080000000);
+}
+
+// The first and the last token of each token's block: of placeholders side by side, or of all.
+std::vector<std::int64_t> blocks_of(const PreparedImages& prepared, ImagesInfo::Blocks kind) {
+  const auto& feature_of = prepared.feature_of;
+  const std::int64_t count = std::ssize(feature_of);
+  std::vector<std::int64_t> out;
+  out.reserve(2 * feature_of.size());
+  for (std::int64_t begin = 0, end = 0; begin < count; begin = end) {
+    end = begin + 1;
+    if (kind == ImagesInfo::Blocks::prompt) {
+      end = count;
+    } else if (feature_of[static_cast<std::size_t>(begin)] >= 0) {
+      while (end < count && feature_of[static_cast<std::size_t>(end)] >= 0) ++end;
+    }
+    for (std::int64_t i = begin; i < end; ++i) out.insert(out.end(), {begin, end - 1});
+  }
+  return out;
 }
 
 }  // namespace
@@ -50,6 +69,8 @@ Filled with_placeholders(const LanguageModel& model, std::string_view prompt, st
   GRAFT_CHECK(InvalidArgument, between.size() == count + 1, "the prompt has ", between.size() - 1, " places of ",
               placeholders.many, " ('", token, "'), and there are ", count, " ", placeholders.many);
   if (count == 0) return {model.encode(prompt, add_special), {}};
+  const std::string behind = str(placeholders.after_last, between.back(), placeholders.end);
+  between.back() = behind;
 
   auto prepared = std::make_shared<PreparedImages>();
   std::string text(between[0]);
@@ -80,6 +101,14 @@ Filled with_placeholders(const LanguageModel& model, std::string_view prompt, st
     prepared->keys[i] = key_of(digest, row - first);
     prepared->feature_of[i] = row++;
   }
+  if (placeholders.blocks != ImagesInfo::Blocks::none) prepared->blocks = blocks_of(*prepared, placeholders.blocks);
+  if (placeholders.blocks == ImagesInfo::Blocks::prompt) {  // every token depends on all
+    Sha256 all;
+    all.add(std::as_bytes(std::span(prepared->keys)));
+    digest = all.digest();
+    for (std::size_t i = 0; i < prepared->keys.size(); ++i)
+      prepared->keys[i] = key_of(digest, static_cast<std::int64_t>(i));
+  }
   out.prepared = std::move(prepared);
   return out;
 }
@@ -87,9 +116,10 @@ Filled with_placeholders(const LanguageModel& model, std::string_view prompt, st
 std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info) {
   if (info.images) {
     const bool on_grid = std::holds_alternative<PatchProcessing>(info.images->processing);
-    return FeaturesInfo{kEncodeImage, kStepWithImages, info.images->width, on_grid};
+    const bool blocks = info.images->blocks != ImagesInfo::Blocks::none;
+    return FeaturesInfo{kEncodeImage, kStepWithImages, info.images->width, on_grid, blocks};
   }
-  if (info.audio) return FeaturesInfo{kEncodeAudio, kStepWithAudio, info.audio->width, false};
+  if (info.audio) return FeaturesInfo{kEncodeAudio, kStepWithAudio, info.audio->width};
   return {};
 }
 
@@ -98,15 +128,19 @@ void check_step_with_features(const Program& program, const FeaturesInfo& info) 
   const auto is_tensor = [](const ValueInfo& value, DType dtype, std::size_t rank) {
     return value.kind == Value::Kind::tensor && value.dtype == dtype && value.dims.size() == rank;
   };
-  const bool good = step.inputs.size() == 6 && is_tensor(step.inputs[0], DType::i64, 2) &&
-                    is_tensor(step.inputs[1], DType::i64, info.on_grid ? 3 : 2) &&
-                    is_tensor(step.inputs[2], DType::i64, 2) && is_tensor(step.inputs[3], DType::i64, 1) &&
-                    is_tensor(step.inputs[4], DType::f32, 3) && step.inputs[4].dims[2].min <= info.width &&
-                    info.width <= step.inputs[4].dims[2].max && is_tensor(step.inputs[5], DType::b8, 2) &&
-                    step.outputs.size() == 1 && is_tensor(step.outputs[0], DType::f32, 3);
+  bool good = step.inputs.size() == (info.blocks ? 7 : 6) && is_tensor(step.inputs[0], DType::i64, 2) &&
+              is_tensor(step.inputs[1], DType::i64, info.on_grid ? 3 : 2) && is_tensor(step.inputs[2], DType::i64, 2) &&
+              is_tensor(step.inputs[3], DType::i64, 1) && is_tensor(step.inputs[4], DType::f32, 3) &&
+              step.inputs[4].dims[2].min <= info.width && info.width <= step.inputs[4].dims[2].max &&
+              is_tensor(step.inputs[5], DType::b8, 2) && step.outputs.size() == 1 &&
+              is_tensor(step.outputs[0], DType::f32, 3);
+  if (good && info.blocks) {
+    const ValueInfo& blocks = step.inputs[6];
+    good = is_tensor(blocks, DType::i64, 3) && blocks.dims[2].min == 2 && blocks.dims[2].max == 2;
+  }
   GRAFT_CHECK(InvalidArgument, good, "method '", info.step,
-              "' is no decoder with features: expected the inputs of 'step', features [B, T, ", info.width,
-              "] and a mask [B, T]");
+              "' is no decoder with features: expected the inputs of 'step', features [B, T, ", info.width, "]",
+              info.blocks ? ", a mask [B, T] and blocks [B, T, 2]" : " and a mask [B, T]");
 }
 
 void check_placeholders(const LanguageModelInfo& info, std::span<const std::int64_t> tokens,
@@ -119,6 +153,9 @@ void check_placeholders(const LanguageModelInfo& info, std::span<const std::int6
   const std::int64_t id = info.images ? info.images->token_id : info.audio->token_id;
   const char* const what = info.images ? "pictures" : "sounds";
   if (images == nullptr) {
+    // The kernels of transformers themselves do not agree on what such a prompt without pictures sees.
+    GRAFT_CHECK(InvalidArgument, !info.images || info.images->blocks != ImagesInfo::Blocks::prompt, info.architecture,
+                " takes prompts with pictures alone, and there are none");
     const auto found = std::ranges::count(tokens, id);
     GRAFT_CHECK(InvalidArgument, found == 0, "the prompt has ", found, " tokens of ", what, " (", id,
                 "), and there are no ", what);

@@ -29,9 +29,9 @@ struct SmallLanguageModel {
     model = std::make_shared<const LanguageModel>(graph.build(load), info, nullptr);
   }
 
-  // `with_features`: step_with_images or step_with_audio instead of step.
+  // `with_features`: step_with_images or step_with_audio instead of step; `with_blocks`: it has blocks of tokens.
   static void decode(GraphBuilder& graph, unsigned seed, double sharpness, std::int64_t context,
-                     bool with_features = false) {
+                     bool with_features = false, bool with_blocks = false) {
     const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, context, "t"), k = dynamic(1, context, "k");
     const ir::Dim c = fixed(kSize), one = fixed(1), v = fixed(kVocabulary);
     const auto ids = graph.input("input_ids", DType::i64, {b, t});
@@ -64,19 +64,12 @@ struct SmallLanguageModel {
                               DType::f32, {b, t, c});
     const auto heads =
         graph.node("aten.unsqueeze.default", {{"self", of(x)}, {"dim", of_int(1)}}, DType::f32, {b, one, t, c});
-    const auto attended = graph.node("graft.attention.default",
-                                     {{"query", of(heads)},
-                                      {"key", of(heads)},
-                                      {"value", of(heads)},
-                                      {"cache_position", of(cache_position)},
-                                      {"sinks", of_none()},
-                                      {"bias", of_none()},
-                                      {"layer", of_int(0)},
-                                      {"scale", of_real(sharpness)},
-                                      {"window", of_int(0)},
-                                      {"chunk", of_int(0)},
-                                      {"softcap", of_real(0)}},
-                                     DType::f32, {b, t, one, c});
+    std::vector<std::pair<std::string, ir::Arg>> arguments = {
+        {"query", of(heads)},  {"key", of(heads)},   {"value", of(heads)},   {"cache_position", of(cache_position)},
+        {"sinks", of_none()},  {"bias", of_none()},  {"layer", of_int(0)},   {"scale", of_real(sharpness)},
+        {"window", of_int(0)}, {"chunk", of_int(0)}, {"softcap", of_real(0)}};
+    if (with_blocks) arguments.emplace_back("blocks", of(graph.input("blocks", DType::i64, {b, t, fixed(2)})));
+    const auto attended = graph.node("graft.attention.default", std::move(arguments), DType::f32, {b, t, one, c});
     const auto merged =
         graph.node("aten.squeeze.dim", {{"self", of(attended)}, {"dim", of_int(2)}}, DType::f32, {b, t, c});
     const auto kept =
@@ -155,7 +148,6 @@ struct SmallPictureModel : SmallLanguageModel {
 
   explicit SmallPictureModel(const std::function<void(ImagesInfo&)>& change = {}) {
     GraphBuilder step("step_with_images"), tower("encode_image");
-    decode(step, 1, 0.5, kContext, true);
     const auto pixels = tower.input("pixel_values", DType::f32, {fixed(1), fixed(3), fixed(kSide), fixed(kSide)});
     tower.output(tower.node("aten.view.default",
                             {{"self", ir::Arg::of_value(pixels)}, {"size", of_ints({kRows, kSize})}}, DType::f32,
@@ -170,6 +162,7 @@ struct SmallPictureModel : SmallLanguageModel {
     images.rows = kRows;
     images.width = kSize;
     if (change) change(images);
+    decode(step, 1, 0.5, kContext, true, images.blocks != ImagesInfo::Blocks::none);
     LanguageModelInfo info = model->info();
     info.images = images;
     pictures =

@@ -95,9 +95,11 @@ bool launch_mask(Lowering& lowering, const Tensor& position, const Tensor& mask)
 }
 
 // Once for all layers that see the same.
-Tensor mask_of(Lowering& lowering, const Tensor& position, const Shape& shape, const CacheMaskAttrs& sees) {
-  if (shape.numel() < kLargeMask || sees.window > 0 || sees.chunk > 0 || sees.ring > 0 || sees.by_cache_row != 0)
-    return of_positions(lowering, kCacheMask, position, DType::f16, shape, sees);
+Tensor mask_of(Lowering& lowering, const Tensor& position, const Tensor* blocks, const Shape& shape,
+               const CacheMaskAttrs& sees) {
+  if (shape.numel() < kLargeMask || sees.window > 0 || sees.chunk > 0 || sees.ring > 0 || sees.by_cache_row != 0 ||
+      blocks)
+    return of_positions(lowering, kCacheMask, position, DType::f16, shape, sees, blocks);
   const std::vector<Launch>& launches = lowering.sequence().launches;
   for (std::size_t i = kMaskLaunches; i <= launches.size(); ++i) {
     const Launch &first = launches[i - kMaskLaunches], &last = launches[i - 1];
@@ -170,8 +172,9 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
 
   const Stores key = stores_of(lowering, what.k, what.position, what.key_cache, attrs.ring);
   const Stores value = stores_of(lowering, what.v, what.position, what.value_cache, attrs.ring);
-  const CacheMaskAttrs sees{attrs.window, attrs.chunk, attrs.ring, any_row ? 1 : 0};
-  const Tensor mask = mask_of(lowering, what.position, Shape{rows, tokens, slots}, sees);
+  const CacheMaskAttrs sees{attrs.window,    attrs.chunk,         attrs.ring,
+                            any_row ? 1 : 0, what.blocks ? 1 : 0, attrs.whole_blocks};
+  const Tensor mask = mask_of(lowering, what.position, what.blocks, Shape{rows, tokens, slots}, sees);
   const Tensor given = lowering.cast(what.q, DType::f32);
   const Tensor q = is_aligned(given) ? given : moved(lowering, given);
   const Tensor target = f32_target(lowering, out);

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "lowering/lowering.h"
 
@@ -21,17 +23,19 @@ inline bool is_aligned(const Tensor& tensor) { return tensor.offset % kOffsetAli
 
 inline constexpr std::array<int, 4> kSwapMiddle = {0, 2, 1, 3};
 
-// The result of a kernel of the positions: that of an earlier launch, where there is one, since all layers use the
-// same.
+// The result of a kernel of the positions, and of the tokens' blocks where they have some: that of an earlier launch,
+// where there is one, since all layers use the same.
 template <typename Attrs>
 Tensor of_positions(Lowering& lowering, const Kernel& kernel, const Tensor& position, DType dtype, const Shape& shape,
-                    const Attrs& attrs) {
+                    const Attrs& attrs, const Tensor* blocks = nullptr) {
   for (const Launch& earlier : lowering.sequence().launches)
     if (earlier.kernel == &kernel && same_tensor(earlier.inputs[0], position) && earlier.outputs[0].shape() == shape &&
         std::memcmp(earlier.attrs.data(), &attrs, sizeof(attrs)) == 0)
       return earlier.outputs[0];
   const Tensor out = lowering.allocate(dtype, shape);
-  lowering.launch(kernel, {position}, {out}, attrs);
+  std::vector<Tensor> inputs = {position};
+  if (blocks) inputs.push_back(*blocks);
+  lowering.launch(kernel, std::move(inputs), {out}, attrs);
   return out;
 }
 

@@ -58,6 +58,7 @@ bool rope(Lowering& lowering, const Tensor& x, const Tensor& position, const Ten
 struct CachedAttention {
   Tensor q, k, v, position, key_cache, value_cache;
   const Tensor* sinks = nullptr;
+  const Tensor* blocks = nullptr;
   CachedAttentionAttrs attrs;
 };
 bool cached_attention(Lowering& lowering, const CachedAttention& what, const Tensor& out);

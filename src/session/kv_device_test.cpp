@@ -179,6 +179,39 @@ TEST_F(KvOnDevice, WindowsChunksSoftcapSinks) {
   }
 }
 
+TEST_F(KvOnDevice, BlocksOfTokens) {
+  for (const bool whole : {false, true})
+    for (const std::int64_t window : {0, 3}) {
+      test::GraphBuilder graph;
+      const ir::Dim b = test::dynamic(1, 8, "b"), t = test::dynamic(1, 64, "t");
+      const std::vector<ir::Dim> dims = {b, test::fixed(Model::kHeads), t, test::fixed(Model::kSize)};
+      const auto x = graph.input("x", DType::f32, dims);
+      const auto position = graph.input("cache_position", DType::i64, {b, t});
+      test::AttentionNode node{.window = window, .whole_blocks = whole};
+      node.blocks = ir::Arg::of_value(graph.input("blocks", DType::i64, {b, t, test::fixed(2)}));
+      graph.output(
+          test::attention(graph, x, x, position, node, {b, t, test::fixed(Model::kHeads), test::fixed(Model::kSize)}));
+      Session here(graph.build(on("cpu")), with({})), there(graph.build(on_device()), with({}));
+      const auto run = [&](Session& session, std::int64_t from, std::vector<std::int64_t> blocks) {
+        const std::int64_t count = std::ssize(blocks) / 2;
+        std::vector<float> tokens = tokens_of({1}, from, from + count);
+        std::vector<std::int64_t> positions;
+        for (std::int64_t p = from; p < from + count; ++p) positions.push_back(p);
+        const std::vector<Value> in = {test::tensor(tokens, {1, Model::kHeads, count, Model::kSize}),
+                                       test::tensor(positions, DType::i64, {1, count}),
+                                       test::tensor(blocks, DType::i64, {1, count, 2})};
+        return test::floats(session.run("forward", in)[0]);
+      };
+      const auto compare = [&](std::int64_t from, const std::vector<std::int64_t>& blocks) {
+        expect_near(run(there, from, blocks), run(here, from, blocks), kTolerance);
+      };
+      compare(0, {0, 0, 1, 4, 1, 4, 1, 4, 1, 4, 5, 5});
+      compare(6, {6, 6});
+      compare(7, {7, 7, 8, 9, 8, 9});
+      EXPECT_GT(there.counters().device_graphs, 0u);
+    }
+}
+
 TEST_F(KvOnDevice, SharedHeads) {
   Pair pair({.group = 3}, {.rows = 3});
   pair.step({1, 2}, 0, 1);

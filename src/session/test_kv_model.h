@@ -14,6 +14,8 @@ struct AttentionNode {
   std::int64_t layer = 0, window = 0, chunk = 0;
   double softcap = 0;
   ir::Arg sinks = of_none();
+  ir::Arg blocks = of_none();
+  bool whole_blocks = false;
 };
 
 // k = v = x [B, H, T, D] -> [B, T, H of the query, D]; `dims` those of the result.
@@ -26,6 +28,8 @@ inline ir::ValueId attention(GraphBuilder& graph, ir::ValueId query, ir::ValueId
                      {"cache_position", ir::Arg::of_value(position)},
                      {"sinks", node.sinks},
                      {"bias", of_none()},
+                     {"blocks", node.blocks},
+                     {"whole_blocks", ir::Arg{ir::Arg::Kind::boolean, node.whole_blocks, 0, {}, {}}},
                      {"layer", of_int(node.layer)},
                      {"scale", of_real(0.3)},
                      {"window", of_int(node.window)},

@@ -185,11 +185,13 @@ def write_package(
 
         encoder_context = _most_tokens(config, _ENCODER_SIZES) or context
         programs = seq2seq.trace(checkpoint.model, context=context, encoder_context=encoder_context)
+    elif with_pictures:
+        with pictures.masks_decide(checkpoint.model):
+            programs = {"step": trace(checkpoint.model, context=context, recurrent=True)}
+            found = pictures.trace(checkpoint.model, context=context, size=prepared.size)
+        programs.update(found.programs)
     else:
         programs = {"step": trace(checkpoint.model, context=context, recurrent=True)}
-    if with_pictures:
-        found = pictures.trace(checkpoint.model, context=context, size=prepared.size)
-        programs.update(found.programs)
     if with_audio:
         sound = audio.trace(checkpoint.model, context=context)
         programs.update(sound.programs)

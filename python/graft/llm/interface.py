@@ -10,7 +10,7 @@ import contextlib
 import contextvars
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
@@ -24,22 +24,37 @@ NAME = "graft"
 
 # cache_position is common to all layers, but not an argument of a model's layers.
 _cache_position: contextvars.ContextVar[torch.Tensor] = contextvars.ContextVar("graft_cache_position")
+_blocks: contextvars.ContextVar[torch.Tensor | None] = contextvars.ContextVar("graft_blocks", default=None)
 
 
 @contextlib.contextmanager
-def positions(cache_position: torch.Tensor) -> Iterator[None]:
-    """Within it, attention uses this cache_position [B, T]."""
-    token = _cache_position.set(cache_position)
+def positions(cache_position: torch.Tensor, blocks: torch.Tensor | None = None) -> Iterator[None]:
+    """Within it, attention uses this cache_position [B, T], and where tokens see each other in blocks these [B, T, 2]."""
+    token, of_blocks = _cache_position.set(cache_position), _blocks.set(blocks)
     try:
         yield
     finally:
         _cache_position.reset(token)
+        _blocks.reset(of_blocks)
         for noted in (_conv, _recurrent, _handed_over):
             noted.set(None)
 
 
 def cache_position() -> torch.Tensor:
     return _cache_position.get()
+
+
+_whole_blocks: contextvars.ContextVar[bool] = contextvars.ContextVar("graft_whole_blocks", default=False)
+
+
+@contextlib.contextmanager
+def whole_blocks() -> Iterator[None]:
+    """Within it, layers with a window keep the keys of all tokens: in another program tokens see all of their blocks."""
+    token = _whole_blocks.set(True)
+    try:
+        yield
+    finally:
+        _whole_blocks.reset(token)
 
 
 # Other attention functions by module: encoder self-attention and cross-attention.
@@ -66,10 +81,15 @@ class Unpadded:
 
 @dataclass(frozen=True)
 class Visible:
-    """A mask in words: causal, and within a window or chunk (0: none). Models hand it through like a tensor."""
+    """A mask in words: causal, and within a window or chunk (0: none). Models hand it through like a tensor.
+
+    blocks: tokens see those of their block too, within the window; whole_blocks: all of them."""
 
     window: int = 0
     chunk: int = 0
+    blocks: bool = False
+    whole_blocks: bool = False
+    ndim: ClassVar[int] = 4  # as of a mask that is complete: a model inside of another one asks
 
 
 # The functions that transformers builds masks from, recognized by code: equal code with known cells means the same
@@ -78,13 +98,29 @@ _CAUSAL = masking_utils.causal_mask_function
 _BOTH = masking_utils.and_masks().__code__
 _WINDOW = masking_utils.sliding_window_overlay(1).__code__
 _CHUNK = masking_utils.chunked_overlay(1, torch.zeros(1, dtype=torch.long)).__code__
+_EITHER = masking_utils.or_masks().__code__
+_BLOCKS = masking_utils.blockwise_overlay(torch.zeros(1, 1, dtype=torch.long)).__code__
+
+
+def _without_blocks(function: Any) -> tuple[Any, bool]:
+    """Of a mask that is a union with blocks, the rest."""
+    if getattr(function, "__code__", None) is not _EITHER:
+        return function, False
+    parts = function.__closure__[0].cell_contents
+    rest = [part for part in parts if getattr(part, "__code__", None) is not _BLOCKS]
+    if len(rest) != 1 or len(parts) != 2 or _blocks.get() is None:
+        raise ExportError("expected a union of a mask and of blocks of tokens, found another")
+    return rest[0], True
 
 
 def _visible(function: Any) -> Visible:
     window, chunk, causal = 0, 0, False
+    function, whole_blocks = _without_blocks(function)
+    blocks = whole_blocks
     left = [function]
     while left:
-        part = left.pop()
+        part, in_blocks = _without_blocks(left.pop())
+        blocks = blocks or in_blocks
         code = getattr(part, "__code__", None)
         cells = dict(zip(code.co_freevars, (cell.cell_contents for cell in part.__closure__ or ()))) if code else {}
         if part is _CAUSAL:
@@ -102,12 +138,14 @@ def _visible(function: Any) -> Visible:
             )
     if not causal:
         raise ExportError("expected a causal mask, found one that looks ahead")
-    return Visible(window, chunk)
+    return Visible(window, chunk, blocks, whole_blocks and window > 0)
 
 
 def _mask(
-    *_: Any, mask_function: Any = _CAUSAL, attention_mask: torch.Tensor | None = None, **__: Any
+    *_: Any, mask_function: Any = _CAUSAL, attention_mask: torch.Tensor | Visible | None = None, **__: Any
 ) -> Visible | Unpadded:
+    if isinstance(attention_mask, Visible):
+        return attention_mask
     if mask_function is masking_utils.bidirectional_mask_function:
         return Unpadded(attention_mask)
     # An attention_mask among the arguments is all ones, made by a model that got none: padding is negative in
@@ -157,6 +195,8 @@ def _attention(
         _cache_position.get(),
         sinks=s_aux,
         bias=position_bias,
+        blocks=_blocks.get() if attention_mask.blocks else None,
+        whole_blocks=attention_mask.whole_blocks or (_whole_blocks.get() and attention_mask.window > 0),
         layer=layer,
         scale=scale,
         window=attention_mask.window,
@@ -233,8 +273,11 @@ class _NoCache(Cache):
     """A cache that never holds anything. It notes which layer attends, and which state comes next: layers ask for the one
     of a recurrence, and hand over keys, values and what they convolve, right before they compute it."""
 
-    def __init__(self, layers: int) -> None:
+    is_initialized = True
+
+    def __init__(self, layers: int, *, first_call: bool = False) -> None:
         super().__init__(layers=[_NoCacheLayer() for _ in range(layers)])
+        self.is_initialized = not first_call
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -289,9 +332,10 @@ def recurrent_state() -> RecurrentState | None:
     return state
 
 
-def no_cache(layers: int) -> Cache:
-    """Without any cache object, models look for packed sequences in the positions."""
-    return _NoCache(layers)
+def no_cache(layers: int, *, first_call: bool = False) -> Cache:
+    """Without any cache object, models look for packed sequences in the positions. first_call: for models that ask whether
+    there were calls before, of one that reads a prompt."""
+    return _NoCache(layers, first_call=first_call)
 
 
 @contextlib.contextmanager

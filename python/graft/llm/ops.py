@@ -12,7 +12,7 @@ import torch
 torch.library.define(
     "graft::attention",
     "(Tensor query, Tensor key, Tensor value, Tensor cache_position, *, Tensor? sinks=None, Tensor? bias=None, "
-    "int layer, float scale, int window=0, int chunk=0, float softcap=0.0) -> Tensor",
+    "Tensor? blocks=None, bool whole_blocks=False, int layer, float scale, int window=0, int chunk=0, float softcap=0.0) -> Tensor",
 )
 
 
@@ -25,6 +25,8 @@ def _attention(
     *,
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    blocks: torch.Tensor | None = None,
+    whole_blocks: bool = False,
     layer: int,
     scale: float,
     window: int = 0,
@@ -38,14 +40,24 @@ def _attention(
     one is padding: nobody sees it, and its result is zeros. window w: only keys s with p - w < s. chunk c: only keys
     with s // c == p // c. softcap c: scores become c * tanh(scores / c). sinks [H]: a score per head that joins the
     softmax's sum and has no value. bias [H, N]: added to the scores; of a key n rows back element min(n, N - 1).
+    blocks [B, T, 2]: the first and the last row of the block that a token is in, of one token its own; it sees the keys of
+    its block too, those that the window shows or, with whole_blocks, all. Without blocks, whole_blocks says that tokens of
+    the layer have some in another program.
     """
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, 1)
     value = value.repeat_interleave(groups, 1)
     of_query, of_key = cache_position[:, None, :, None], cache_position[:, None, None, :]
-    seen = (of_key <= of_query) & (of_key >= 0)
+    together = of_key == of_query
+    if blocks is not None:
+        first, last = blocks.unsqueeze(1).unbind(-1)
+        together = (of_key >= first.unsqueeze(-1)) & (of_key <= last.unsqueeze(-1))
+    seen = (of_key <= of_query) | together
     if window:
         seen = seen & (of_key > of_query - window)
+    if blocks is not None and whole_blocks:
+        seen = seen | together
+    seen = seen & (of_key >= 0)
     if chunk:
         seen = seen & (of_key // chunk == of_query // chunk)
     scores = (query @ key.transpose(2, 3)) * scale

@@ -15,7 +15,7 @@ from graft import vision
 from graft.errors import ExportError
 from graft.llm.checkpoint import Checkpoint
 from graft.llm.formats import text_files
-from graft.llm.pictures import FAMILIES, Pictures
+from graft.llm.pictures import BLOCKS, FAMILIES, Pictures
 
 _LARGEST_EDGE = 4096  # of Idefics3's processor, whatever its settings say
 _TILED = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
@@ -191,8 +191,15 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
     token = names.get(number, "")
     if names and not token:
         raise ExportError(f"expected the token of pictures, {number}, among the added tokens of the tokenizer, found none")
-    around = {"place": token}
-    if config.model_type == "internvl":
+    around: dict[str, Any] = {"place": token}
+    if config.model_type == "gemma3":
+        _expect_rows(checkpoint, "image_seq_length", pictures)
+        begin, end = (_special(checkpoint, f"{which}_token", f"<{text}_of_image>") for which, text in (("boi", "start"), ("eoi", "end")))
+        around.update(place=begin, before=f"\n\n{begin}", after=f"{end}\n\n", placeholder=token)
+        token = begin
+    elif config.model_type == "paligemma":  # as PaliGemmaProcessor builds a text
+        around.update(after_last=_special(checkpoint, "bos_token", "<bos>"), end="\n", add_special=False)
+    elif config.model_type == "internvl":
         begin, end = (_special(checkpoint, f"{which}_image_token", text) for which, text in (("start", "<img>"), ("end", "</img>")))
         around.update(before=begin, before_tiles=begin, after=end)
     elif prepared.settings["kind"] == "tiles":
@@ -205,18 +212,23 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
         "token": token,
         "rows": pictures.rows,
         "width": pictures.width,
+        "blocks": BLOCKS.get(config.model_type, "none"),
         "text": around,
         "processing": prepared.settings,
     }
 
 
-def _around_tiles(checkpoint: Checkpoint, token: str, pictures: Pictures) -> dict[str, str]:
-    """The text that Idefics3Processor and SmolVLMProcessor put around the placeholders of tiles."""
+def _expect_rows(checkpoint: Checkpoint, name: str, pictures: Pictures) -> None:
     folder = checkpoint.folder
     about = folder / "processor_config.json" if folder is not None else None
-    rows = json.loads(about.read_bytes()).get("image_seq_len") if about is not None and about.exists() else None
+    rows = json.loads(about.read_bytes()).get(name) if about is not None and about.exists() else None
     if rows is not None and rows != pictures.rows:
-        raise ExportError(f"expected an image_seq_len of {pictures.rows} in processor_config.json, found {rows}")
+        raise ExportError(f"expected an {name} of {pictures.rows} in processor_config.json, found {rows}")
+
+
+def _around_tiles(checkpoint: Checkpoint, token: str, pictures: Pictures) -> dict[str, str]:
+    """The text that Idefics3Processor and SmolVLMProcessor put around the placeholders of tiles."""
+    _expect_rows(checkpoint, "image_seq_len", pictures)
     fake = _special(checkpoint, "fake_image_token", "<fake_token_around_image>")
     whole = _special(checkpoint, "global_image_token", "<global-img>")
     return {

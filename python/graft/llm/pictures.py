@@ -6,14 +6,16 @@
 `step` is the decoder, as of a model without a tower. `step_with_images` has features besides, where image_mask is true:
     input_ids [B, T], position_ids [B, T] (or [3, B, T]), cache_position [B, T], logits_to_keep [K],
     image_features [B, T, width], image_mask [B, T] -> logits [B, K, V]
-Features are 0 where there is no picture. Both have the same cache.
+Features are 0 where there is no picture. Both have the same cache. Where tokens see each other both ways (Gemma 3,
+PaliGemma), `step_with_images` also has blocks [B, T, 2]: the first and the last row of the cache that a token's block has.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +33,9 @@ from graft.llm.trace import become, layers_of, skeleton_of, traced
 _FIXED, _TILES, _PATCHES = "fixed", "tiles", "patches"
 #: model_type: how pictures become the tower's input.
 FAMILIES = {
+    "gemma3": _FIXED,
     "llava": _FIXED,
+    "paligemma": _FIXED,
     "idefics3": _TILES,
     "internvl": _TILES,
     "smolvlm": _TILES,
@@ -41,11 +45,8 @@ FAMILIES = {
 }
 _MOST_PICTURES = 64  # of a call of encode_image
 _MOST_GROUPS = 1 << 16
-# Of families that are not here, what is missing.
-_REASONS = {
-    "gemma3": "tokens of one picture see each other both ways, which attention over the cache does not",
-    "paligemma": "the tokens of its prompt see each other both ways, which attention over the cache does not",
-}
+#: model_type: whose tokens see each other both ways, those of a picture or of a whole prompt.
+BLOCKS = {"gemma3": "picture", "paligemma": "prompt"}
 
 
 def takes_pictures(model: torch.nn.Module) -> bool:
@@ -56,9 +57,8 @@ def check(model: torch.nn.Module) -> None:
     """Raises ExportError for a model whose pictures graft does not take."""
     kind = model.config.model_type
     if kind not in FAMILIES:
-        why = f": {_REASONS[kind]}" if kind in _REASONS else ""
         raise ExportError(
-            f"{type(model).__name__} cannot be exported with its pictures{why}; expected one of "
+            f"{type(model).__name__} cannot be exported with its pictures; expected one of "
             f"{', '.join(sorted(FAMILIES))}. text_only=True (--text-only) exports its text part"
         )
     if FAMILIES[kind] == _FIXED and model.config.vision_config.model_type not in _TOWERS:
@@ -68,6 +68,24 @@ def check(model: torch.nn.Module) -> None:
 
 
 _TOWERS = ("clip_vision_model", "siglip_vision_model")  # of llava: pictures of one size
+
+
+@contextlib.contextmanager
+def masks_decide(model: Any) -> Iterator[None]:
+    """Within it, a model whose prompts see both ways does not say of its attention that it is not causal: that is for
+    kernels that get no mask, and what follows a prompt is causal."""
+    if BLOCKS.get(model.config.model_type) != "prompt":
+        yield
+        return
+    modules = [m for m in model.model.language_model.modules() if getattr(m, "is_causal", None) is False]
+    try:
+        for module in modules:
+            module.is_causal = True
+        with interface.whole_blocks():
+            yield
+    finally:
+        for module in modules:
+            module.is_causal = False
 
 
 @dataclass(frozen=True)
@@ -110,8 +128,9 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
     if width != depth * config.hidden_size:
         raise ExportError(f"expected features of {depth} x {config.hidden_size} elements, found {width}")
     rows = 0 if with_grid else int(found.shape[0]) // 2
-    become(skeleton, kind, decoder_with_features(skeleton, kind, config, depth))
-    step = traced_step(skeleton, context, width, with_grid)
+    blocks = BLOCKS.get(model.config.model_type)
+    become(skeleton, kind, decoder_with_features(skeleton, kind, config, depth, blocks))
+    step = traced_step(skeleton, context, width, with_grid, blocks is not None)
     decoders.check_layers(step, config)
     return Pictures({"encode_image": encoder, "step_with_images": step}, rows, width)
 
@@ -124,18 +143,26 @@ def output_of(program: ExportedProgram) -> torch.Tensor:
     return torch.empty(sizes, dtype=found.dtype, device="meta")
 
 
-def traced_step(skeleton: torch.nn.Module, context: int, width: int, with_grid: bool = False) -> ExportedProgram:
+def traced_step(
+    skeleton: torch.nn.Module, context: int, width: int, with_grid: bool = False, with_blocks: bool = False
+) -> ExportedProgram:
     """The program of a skeleton that became a decoder with features of this width."""
     batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
     ids = torch.zeros(2, 5, dtype=torch.long)
     positions = torch.zeros(3, 2, 5, dtype=torch.long) if with_grid else ids.clone()
     features, mask = torch.zeros(2, 5, width, dtype=torch.float32), torch.zeros(2, 5, dtype=torch.bool)
-    example = (ids, positions, ids.clone(), torch.zeros(3, dtype=torch.long), features, mask)
+    example = [ids, positions, ids.clone(), torch.zeros(3, dtype=torch.long), features, mask]
     rows = {0: batch, 1: tokens}
-    return traced(skeleton, example, (rows, {1: batch, 2: tokens} if with_grid else rows, rows, {0: kept}, rows, rows))
+    dims = [rows, {1: batch, 2: tokens} if with_grid else rows, rows, {0: kept}, rows, rows]
+    if with_blocks:
+        example.append(torch.zeros(2, 5, 2, dtype=torch.long))
+        dims.append(rows)
+    return traced(skeleton, tuple(example), tuple(dims))
 
 
-def decoder_with_features(skeleton: Any, kind: Any, config: Any, depth: int = 1) -> Callable[..., torch.Tensor]:
+def decoder_with_features(
+    skeleton: Any, kind: Any, config: Any, depth: int = 1, blocks: str | None = None
+) -> Callable[..., torch.Tensor]:
     hidden, layers = config.hidden_size, layers_of(config)
     if depth > 1:  # features are 0 beside pictures
         text = skeleton.model.language_model
@@ -149,16 +176,19 @@ def decoder_with_features(skeleton: Any, kind: Any, config: Any, depth: int = 1)
         logits_to_keep: torch.Tensor,
         image_features: torch.Tensor,
         image_mask: torch.Tensor,
+        image_blocks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         words = self.get_input_embeddings()(input_ids)
         given: dict[str, Any] = dict(
             inputs_embeds=torch.where(image_mask.unsqueeze(-1), image_features[..., :hidden], words),
             position_ids=position_ids,
-            past_key_values=interface.no_cache(layers),
+            past_key_values=interface.no_cache(layers, first_call=blocks is not None),
             use_cache=True,
             return_dict=True,
         )
-        with interface.positions(cache_position):
+        if blocks is not None:  # masks of which tokens see each other are made of these, in the model's own code
+            given["token_type_ids"] = image_mask.long() if blocks == "picture" else torch.zeros_like(input_ids)
+        with interface.positions(cache_position, image_blocks):
             if depth == 1 and "logits_to_keep" in inspect.signature(kind.forward).parameters:
                 return kind.forward(self, logits_to_keep=logits_to_keep, **given).logits
             if depth == 1:
@@ -188,7 +218,7 @@ def _encoder(model: Any, side: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """From pixels [N, 3, side, side] to features [N, rows, width]."""
     if model.config.model_type == "llava":
         return _llava(model)
-    if model.config.model_type == "internvl":
+    if model.config.model_type in ("gemma3", "internvl", "paligemma"):
         return lambda pixels: model.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
     return _idefics(model, side)
 
@@ -242,5 +272,6 @@ def _tile_positions(kind: Any, config: Any, tile: int) -> torch.Tensor:
 
 
 __all__ = [
-    "FAMILIES", "Pictures", "check", "decoder_with_features", "output_of", "takes_pictures", "trace", "traced_step"
+    "BLOCKS", "FAMILIES", "Pictures", "check", "decoder_with_features", "masks_decide", "output_of", "takes_pictures",
+    "trace", "traced_step",
 ]

@@ -49,16 +49,18 @@ GRAFT_VEC i64 keys_end(const AttentionHead& h, i64 t) {
   if (!h.causal) return h.s;
   const i64 token = t / h.group;
   if (token < h.first_token) return 0;
+  if (h.blocks != nullptr) return h.blocks[token * 2 + 1] + 1;
   const i64 end = token + h.shift + 1;
   return end < 0 ? 0 : smaller(h.s, end);
 }
 
 GRAFT_VEC i64 keys_begin(const AttentionHead& h, i64 t) {
-  if (!h.causal) return 0;
-  const i64 token = t / h.group;
-  const i64 position = (token < h.first_token ? h.first_token : token) + h.shift;
+  if (!h.causal || h.s == 0) return 0;  // no key: all tokens are padding
+  const i64 token = t / h.group < h.first_token ? h.first_token : t / h.group;
+  const i64 position = token + h.shift;
   i64 begin = h.window > 0 ? position - h.window + 1 : 0;
   if (h.chunk > 0 && position >= 0 && position / h.chunk * h.chunk > begin) begin = position / h.chunk * h.chunk;
+  if (h.whole_blocks && h.blocks[token * 2] < begin) begin = h.blocks[token * 2];
   return begin < 0 ? 0 : begin;
 }
 

@@ -51,6 +51,10 @@ struct AttentionHead {
   // `window` and those of its own chunk (0: no limit). Tokens before `first_token` are padding and see none.
   bool causal = false;
   std::int64_t group = 1, shift = 0, first_token = 0, window = 0, chunk = 0;
+  // [token][2]: the first and the last position of the token's block, whose keys it sees too: those within the window,
+  // or with whole_blocks all. Both ascend with the tokens; the last is less than s. May be null.
+  const std::int64_t* blocks = nullptr;
+  bool whole_blocks = false;
   // Added to the scores of causal attention, after the softcap: bias[min(position - key, biases - 1)]. Each head of a
   // group has its own row of `biases` elements. May be null.
   const float* bias = nullptr;

@@ -49,10 +49,13 @@ void run_mask(const KernelContext& ctx) noexcept {
     i64 first = 0;
     if (attrs.window > 0) first = std::max(first, at - attrs.window + 1);
     if (attrs.chunk > 0) first = std::max(first, at / attrs.chunk * attrs.chunk);
+    const i64* block = attrs.has_blocks != 0 ? ctx.input<i64>(1) + (b * tokens + item % tokens) * 2 : nullptr;
+    if (attrs.whole_blocks != 0) first = std::min(first, block[0]);
+    const i64 last = block != nullptr ? block[1] : at;
     if (attrs.ring == 0) {
-      std::fill(out + first, out + at + 1, kSeen);
+      std::fill(out + first, out + last + 1, kSeen);
     } else {
-      for (i64 p = first; p <= at; ++p) out[p % attrs.ring] = kSeen;
+      for (i64 p = first; p <= last; ++p) out[p % attrs.ring] = kSeen;
     }
   }
 }

@@ -27,9 +27,12 @@ struct CacheMaskAttrs {
   std::int64_t chunk = 0;
   std::int64_t ring = 0;
   std::int64_t by_cache_row = 0;  // the output's rows are those of the caches; of rows that no token uses all is hidden
+  std::int64_t has_blocks = 0;
+  std::int64_t whole_blocks = 0;  // as CachedAttentionAttrs
 };
 
-// What each token sees: 0 for a slot that it sees, else -inf. Input: positions. Output: f16 [B, T, S], or with
+// What each token sees: 0 for a slot that it sees, else -inf. Inputs: positions; with has_blocks the tokens' blocks, as
+// kCachedAttention has them. Output: f16 [B, T, S], or with
 // by_cache_row [R, T, S], contiguous: the first S slots. Padding sees the first one, since an average of nothing is
 // NaN.
 extern const Kernel kCacheMask;

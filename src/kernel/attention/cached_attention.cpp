@@ -15,7 +15,7 @@ std::byte* at(const void* p, const TensorDesc& desc, i64 i0, i64 i1, i64 i2) {
   return static_cast<std::byte*>(const_cast<void*>(p)) + index * static_cast<i64>(byte_size(desc.dtype));
 }
 
-enum Operand { kQuery, kKey, kValue, kPosition, kMore };  // then sinks, bias, the ring buffers of keys and values
+enum Operand { kQuery, kKey, kValue, kPosition, kMore };  // then sinks, bias, blocks, the rings of keys and values
 enum Result { kOut, kKeyCache, kValueCache };
 
 i64 slot_of(i64 position, i64 ring) { return ring > 0 ? position % ring : position; }
@@ -58,7 +58,7 @@ void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
       const i64 first = first_token(row, tokens);
       const i64 before = first == tokens ? -1 : row[first] - first + t;
       if (before < 0 || t < first - history) continue;
-      const int ring = kMore + attrs.has_sinks + attrs.has_bias + side;
+      const int ring = kMore + attrs.has_sinks + attrs.has_bias + attrs.has_blocks + side;
       const std::size_t bytes = static_cast<std::size_t>(cache.shape[3]) * byte_size(cache.dtype);
       std::memcpy(at(ctx.outputs[kKeyCache + side], cache, b, head, place),
                   at(ctx.inputs[ring], ctx.in(ring), cached, head, slot_of(before, attrs.ring)), bytes);
@@ -102,6 +102,7 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool wr
   all.causal = true;
   all.window = attrs.window;
   all.chunk = attrs.chunk;
+  all.whole_blocks = attrs.whole_blocks != 0;
   all.ring = attrs.staged != 0 ? 0 : attrs.ring;
   all.scale = attrs.scale;
   all.softcap = attrs.softcap;
@@ -136,6 +137,7 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool wr
       head.biases = ctx.in(bias).shape[1];
       head.bias = ctx.input<float>(bias) + first * head.biases;
     }
+    if (attrs.has_blocks != 0) head.blocks = ctx.input<i64>(kMore + attrs.has_sinks + attrs.has_bias) + b * tokens * 2;
     return head;
   };
   simd::AttentionHead head, next;
@@ -191,6 +193,27 @@ bool read_positions(const KernelContext& ctx, i64 row, const i64* from, i64 toke
   return true;
 }
 
+// The same for the blocks of its tokens.
+bool check_blocks(const KernelContext& ctx, i64 row, const i64* position, const i64* blocks, i64 tokens) {
+  const auto fail = [&](const auto&... parts) {
+    ctx.fail("row ", row, ": ", parts...);
+    return false;
+  };
+  i64 first = 0, last = 0;
+  for (i64 t = 0; t < tokens; ++t) {
+    if (position[t] < 0) continue;
+    const i64 begin = blocks[t * 2], end = blocks[t * 2 + 1];
+    if (begin < first || begin > position[t] || end < last || end < position[t])
+      return fail("token ", t, " at position ", position[t], " has a block of positions ", begin, " to ", end,
+                  ", expected one around it, that begins at ", first, " and ends at ", last, " or later");
+    if (end > position[tokens - 1])
+      return fail("the block of positions ", begin, " to ", end, " is cut: the run ends at ", position[tokens - 1]);
+    first = begin;
+    last = end;
+  }
+  return true;
+}
+
 void check_positions(const KernelContext& ctx) noexcept {
   if (ctx.task != 0) return;
   const TensorDesc& desc = ctx.in(0);
@@ -203,6 +226,7 @@ void check_positions(const KernelContext& ctx) noexcept {
   const int with_first = kinds > 0 ? 1 : 0, with_layers = attrs.layers > 0 ? 1 : 0;
   i64* new_half = attrs.recurrent != 0 ? ctx.output<i64>(2 + with_first) : nullptr;
   const int states = 2 + with_first + attrs.recurrent;  // the first output that is one
+  const i64* blocks = attrs.blocks != 0 ? ctx.input<i64>(2 + with_first + with_layers + attrs.recurrent) : nullptr;
   if (!ctx.kv_rows.empty() && std::ssize(ctx.kv_rows) != batch)
     return ctx.fail("a batch of ", batch, " got ", ctx.kv_rows.size(), " kv_rows");
   std::copy_n(length, rows, new_length);
@@ -214,6 +238,7 @@ void check_positions(const KernelContext& ctx) noexcept {
     Tokens found;
     const i64 cached = ctx.kv_row(b);
     if (!read_positions(ctx, b, from, tokens, length[cached], attrs.capacity, found)) return;
+    if (blocks != nullptr && !check_blocks(ctx, b, from, blocks + b * tokens * 2, tokens)) return;
     std::transform(from, from + tokens, to, [](i64 p) { return std::max<i64>(p, -1); });
     if (found.end == found.begin) continue;
     if (new_half != nullptr && found.begin > 0 && found.begin < length[cached])

@@ -22,6 +22,8 @@ struct Case {
   i64 window = 0, chunk = 0;
   float softcap = 0;
   bool sinks = false;
+  i64 block = 0;  // tokens of a block; the first and the last of the run have none
+  bool whole_blocks = false;
   simd::RowType type = simd::RowType::f32;
 };
 
@@ -64,7 +66,8 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
   SCOPED_TRACE(testing::Message() << (table.bf16 ? "bf16" : "f32") << " block " << table.block << " threads " << threads
                                   << " tokens " << c.tokens << " past " << c.past[0] << " window " << c.window
                                   << " chunk " << c.chunk << " softcap " << c.softcap << " sinks " << c.sinks
-                                  << " type " << static_cast<int>(c.type) << " d " << c.d << " dv " << c.dv);
+                                  << " block " << c.block << " whole " << c.whole_blocks << " type "
+                                  << static_cast<int>(c.type) << " d " << c.d << " dv " << c.dv);
   std::mt19937 rng(static_cast<unsigned>(c.tokens * 31 + c.past[0]));
   const auto batch = static_cast<i64>(c.past.size());
   constexpr i64 slots = 256;
@@ -86,6 +89,16 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
       const i64 pad = c.padding[static_cast<std::size_t>(b)];
       position[static_cast<std::size_t>(b * c.tokens + t)] =
           t < pad ? -1 : c.past[static_cast<std::size_t>(b)] + t - pad;
+    }
+  std::vector<i64> blocks;  // [batch, tokens, 2]
+  for (i64 b = 0; b < batch; ++b)
+    for (i64 t = 0; t < c.tokens; ++t) {
+      const i64 first = c.padding[static_cast<std::size_t>(b)] + 1,
+                p = position[static_cast<std::size_t>(b * c.tokens + t)];
+      const bool inside = c.block > 0 && t >= first && t + 1 < c.tokens;
+      const i64 begin = inside ? (t - first) / c.block * c.block + first : t;
+      const i64 last = inside ? std::min(begin + c.block, c.tokens - 1) - 1 : t;
+      blocks.insert(blocks.end(), {p + begin - t, p + last - t});
     }
   const DType stored = cache_dtype(c.type);
   const auto cache_desc = [&](i64 size) {
@@ -109,15 +122,25 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
       }
 
   const float scale = 1.2f / std::sqrt(static_cast<float>(c.d));
-  const CachedAttentionAttrs attrs{scale, c.softcap, c.window, c.chunk, c.sinks};
-  std::vector<TensorDesc> in = {q.desc, k.desc, v.desc, TensorDesc(DType::i64, Shape{batch, c.tokens}), sinks.desc};
-  std::vector<const void*> in_data = {q.data(), k.data(), v.data(), position.data(), sinks.data()};
+  CachedAttentionAttrs attrs{scale, c.softcap, c.window, c.chunk, c.sinks};
+  attrs.has_blocks = c.block > 0;
+  attrs.whole_blocks = c.whole_blocks;
+  std::vector<TensorDesc> in = {q.desc, k.desc, v.desc, TensorDesc(DType::i64, Shape{batch, c.tokens})};
+  std::vector<const void*> in_data = {q.data(), k.data(), v.data(), position.data()};
+  if (c.sinks) {
+    in.push_back(sinks.desc);
+    in_data.push_back(sinks.data());
+  }
+  if (c.block > 0) {
+    in.emplace_back(DType::i64, Shape{batch, c.tokens, 2});
+    in_data.push_back(blocks.data());
+  }
   std::vector<TensorDesc> out_descs = {out.desc, cache_desc(c.d), cache_desc(c.dv)};
   std::vector<void*> out_data = {out.data(), key_cache.data(), value_cache.data()};
   ErrorSlot error;
   KernelContext ctx;
   ctx.tasks = threads;
-  ctx.input_descs = std::span(in).first(c.sinks ? 5 : 4);
+  ctx.input_descs = in;
   ctx.output_descs = out_descs;
   ctx.inputs = in_data.data();
   ctx.outputs = out_data.data();
@@ -137,8 +160,10 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
         const i64 p = position[static_cast<std::size_t>(b * c.tokens + t)], from = h / (c.heads / c.shared);
         std::vector<double> want(static_cast<std::size_t>(c.dv), 0);
         double total = c.sinks && p >= 0 ? std::exp(sinks.get(h)) : 0;
-        for (i64 s = 0; s <= p; ++s) {
-          if ((c.window > 0 && s <= p - c.window) || (c.chunk > 0 && s / c.chunk != p / c.chunk)) continue;
+        const i64* block = blocks.data() + (b * c.tokens + t) * 2;
+        for (i64 s = 0; p >= 0 && s <= block[1]; ++s) {
+          const bool hidden = (c.window > 0 && s <= p - c.window) || (c.chunk > 0 && s / c.chunk != p / c.chunk);
+          if (hidden && !(c.whole_blocks && s >= block[0])) continue;
           const std::vector<float> key = read_row(row_of(key_cache, c.d, b, from, s), c.type, c.d);
           const std::vector<float> value = read_row(row_of(value_cache, c.dv, b, from, s), c.type, c.dv);
           double x = 0;
@@ -198,6 +223,27 @@ TEST(CachedAttention, WindowsAndChunks) {
       }
     }
   }
+}
+
+// Tokens of a block see each other; the window hides some of them, but for whole blocks.
+TEST(CachedAttention, Blocks) {
+  for (const auto type : {simd::RowType::f32, simd::RowType::bf16}) {
+    for (const i64 tokens : {1, 2, 8, 33, 70}) {
+      for (const i64 block : {3, 16, 200}) {
+        for (const i64 window : {0, 9, 50})
+          for (const bool whole : {false, true})
+            check_everywhere({.tokens = tokens,
+                              .past = {window + 2, 0},
+                              .padding = {0, tokens / 3},
+                              .window = window,
+                              .sinks = block == 3,
+                              .block = block,
+                              .whole_blocks = whole,
+                              .type = type});
+      }
+    }
+  }
+  check_everywhere({.tokens = 9, .past = {5, 10}, .padding = {9, 1}, .window = 3, .block = 4, .whole_blocks = true});
 }
 
 TEST(CachedAttention, SoftcapAndSinks) {

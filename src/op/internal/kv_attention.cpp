@@ -1,6 +1,7 @@
 // Attention over a KV cache: the exporter's custom op, and the ops that src/pass/graph/kv_cache.cpp makes of it.
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
@@ -35,6 +36,13 @@ Refusal refuse_kv_attention(const NodeView& node) {
     return str("bias is ", node.tensor("bias").str(), ", expected f32 [heads, distances]");
   if (node.has("sinks") && node.tensor("sinks").dtype != DType::f32)
     return str("sinks are ", name(node.tensor("sinks").dtype), ", expected f32");
+  if (node.has("blocks")) {
+    const ir::Value& blocks = node.tensor("blocks");
+    if (blocks.dtype != DType::i64 || blocks.rank() != 3)
+      return str("blocks are ", blocks.str(), ", expected i64 [B, T, 2]");
+    if (node.has("bias")) return "a bias depends on how far back a key is, and tokens of a block see those ahead";
+    if (node.constant("chunk") != 0) return "tokens of a block would see others than those of their chunk";
+  }
   for (const std::string_view argument : {"layer", "window", "chunk"}) {
     const auto value = node.constant(argument);
     if (!value || *value < 0) return str(argument, " must be known at export and not negative");
@@ -63,6 +71,10 @@ std::vector<Shape> kv_attention_shape(const Call& call) {
   if (call.has("bias"))
     GRAFT_CHECK(InvalidArgument, call.tensor("bias").size(0) == q[1] && call.tensor("bias").size(1) > 0,
                 "bias has size ", call.tensor("bias").shape().str(), ", expected a row per head of query ", q.str());
+  if (call.has("blocks"))
+    GRAFT_CHECK(InvalidArgument, call.tensor("blocks").shape() == Shape({q[0], q[2], 2}), "blocks have size ",
+                call.tensor("blocks").shape().str(), ", expected a first and a last position for each token of query ",
+                q.str());
   return {Shape{q[0], q[2], q[1], v[3]}};
 }
 
@@ -85,6 +97,12 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   attrs.softcap = static_cast<float>(call.real("softcap"));
   attrs.window = call.integer("window");
   attrs.chunk = call.integer("chunk");
+  std::optional<Tensor> blocks;
+  if (call.has("blocks")) {
+    blocks = lowering.contiguous(call.tensor("blocks"));
+    attrs.has_blocks = 1;
+    attrs.whole_blocks = call.has("whole_blocks") && call.boolean("whole_blocks") ? 1 : 0;
+  }
   const device::CachedAttention there{call.tensor("query"),
                                       call.tensor("key"),
                                       call.tensor("value"),
@@ -92,6 +110,7 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
                                       key_cache,
                                       call.tensor("value_cache"),
                                       call.has("sinks") ? &call.tensor("sinks") : nullptr,
+                                      blocks ? &*blocks : nullptr,
                                       attrs};
   if (!call.has("bias") && device::cached_attention(lowering, there, out)) return {out};
   std::vector<Tensor> inputs;
@@ -106,6 +125,7 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
     attrs.has_bias = 1;
     inputs.push_back(lowering.contiguous(call.tensor("bias")));
   }
+  if (blocks) inputs.push_back(*blocks);
   const Tensor& value_cache = call.tensor("value_cache");
   if (attrs.staged == 0) {
     lowering.launch(kCachedAttention, std::move(inputs), {out, key_cache, value_cache}, attrs);
@@ -158,6 +178,10 @@ std::vector<Tensor> lower_cache_positions(const Call& call, std::span<const Shap
   if (call.has("half")) {
     attrs.recurrent = 1;
     inputs.push_back(call.tensor("half"));
+  }
+  if (call.has("blocks")) {
+    attrs.blocks = 1;
+    inputs.push_back(lowering.contiguous(call.tensor("blocks")));
   }
   std::vector<Tensor> written = out;
   written.insert(written.end(), states.begin(), states.end());

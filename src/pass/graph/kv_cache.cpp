@@ -54,6 +54,13 @@ ir::Arg& argument(const ir::Program& program, ir::Node& node, std::string_view n
   return node.args[index_of(program.op_of(node).arg_names, name)];
 }
 
+// Whether the node has the argument, and not None.
+bool has_argument(const ir::Program& program, const ir::Node& node, std::string_view name) {
+  const std::vector<std::string>& names = program.op_of(node).arg_names;
+  const auto it = std::ranges::find(names, name);
+  return it != names.end() && node.args[static_cast<std::size_t>(it - names.begin())].kind != ir::Arg::Kind::none;
+}
+
 bool is_attention(const ir::Program& program, const ir::Node& node) {
   return program.op_of(node).target == kAttentionTarget;
 }
@@ -94,12 +101,18 @@ class Layers {
     const ir::Arg& arg = node.args[index_of(program.op_of(node).arg_names, name)];
     return arg.kind == ir::Arg::Kind::integer ? std::max<std::int64_t>(arg.i, 0) : 0;
   }
+  // Whether tokens of the layer see all of their blocks, here or in another method, which no ring of its window holds.
+  static bool whole_blocks(const ir::Program& program, const ir::Node& node) {
+    if (!has_argument(program, node, "whole_blocks")) return false;
+    return node.args[index_of(program.op_of(node).arg_names, "whole_blocks")].i != 0;
+  }
   // A layer's window is the widest of its nodes.
   void add(const ir::Program& program, const ir::Method& graph) {
     for (const ir::Node& node : graph.nodes) {
       if (!is_attention(program, node)) continue;
       const std::int64_t window = number(program, node, "window"), chunk = number(program, node, "chunk");
-      const std::int64_t ring_window = window > 0 && chunk > 0 ? std::min(window, chunk) : std::max(window, chunk);
+      std::int64_t ring_window = window > 0 && chunk > 0 ? std::min(window, chunk) : std::max(window, chunk);
+      if (whole_blocks(program, node)) ring_window = 0;
       const auto [it, fresh] = windows_.try_emplace(number(program, node, "layer"), ring_window);
       if (!fresh) it->second = it->second == 0 || ring_window == 0 ? 0 : std::max(it->second, ring_window);
     }
@@ -160,10 +173,18 @@ class KvCache {
     std::set<std::int64_t> seen;
     find(whole, seen);
     if (found_.empty()) return 0;
-    const ir::ValueId given = position_of(found_[0]);
+    const ir::ValueId given = handed(found_[0], "cache_position");
     for (const Found& found : found_)
-      GRAFT_CHECK(InvalidProgram, position_of(found) == given, where(found),
+      GRAFT_CHECK(InvalidProgram, handed(found, "cache_position") == given, where(found),
                   " has a cache_position of its own; all nodes with a cache must share one");
+    std::optional<ir::ValueId> blocks;
+    for (const Found& found : found_) {
+      if (!has_argument(program_, node_of(found), "blocks")) continue;
+      const ir::ValueId own = handed(found, "blocks");
+      GRAFT_CHECK(InvalidProgram, !blocks || *blocks == own, where(found),
+                  " has blocks of its own; all nodes with a cache must share them");
+      blocks = own;
+    }
     const ir::ValueId length = states_.add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
     const std::vector<ir::Dim> first_dims = {any_size(), fixed_size(std::ssize(layers_.windows()))};
     std::optional<ir::ValueId> first, layer_length;
@@ -183,14 +204,14 @@ class KvCache {
       found_[f].recurrence ? recur(found_[f], position, *half) : attend(found_[f], position, layer_length);
     ir::Node check;
     check.name = "cache_positions";
-    check.op =
-        states_.add_op("graft.cache_positions", {"position", "length", "first", "windows", "layer_length", "half"});
+    check.op = states_.add_op("graft.cache_positions",
+                              {"position", "length", "first", "windows", "layer_length", "half", "blocks"});
     ir::Arg list;
     list.kind = ir::Arg::Kind::list;
     for (const std::int64_t ring_window : layers_.windows()) list.items.push_back(ir::Arg::of_integer(ring_window));
-    const auto state = [](std::optional<ir::ValueId> id) { return id ? ir::Arg::of_value(*id) : ir::Arg(); };
-    check.args = {
-        ir::Arg::of_value(given), ir::Arg::of_value(length), state(first), list, state(layer_length), state(half)};
+    const auto optional = [](std::optional<ir::ValueId> id) { return id ? ir::Arg::of_value(*id) : ir::Arg(); };
+    check.args = {ir::Arg::of_value(given), ir::Arg::of_value(length), optional(first), list, optional(layer_length),
+                  optional(half),           optional(blocks)};
     check.outputs = {position, after};
     states_.write_state("kv.length", after);
     if (first) {
@@ -259,16 +280,16 @@ class KvCache {
     }
   }
 
-  // The method's value that the node takes as its positions.
-  ir::ValueId position_of(const Found& found) {
-    ir::ValueId id = tensor_arg(found, "cache_position");
+  // The method's value that the node takes as this argument, common to all nodes.
+  ir::ValueId handed(const Found& found, std::string_view name) {
+    ir::ValueId id = tensor_arg(found, name);
     for (Scope* scope = found.scope; scope->caller() != nullptr; scope = scope->caller()) {
       const std::vector<ir::Input>& inputs = scope->graph().inputs;
       const auto input = std::ranges::find(inputs, id, &ir::Input::value);
-      const bool handed = input != inputs.end() && scope->node().args[3].items[input->index].is_value();
-      GRAFT_CHECK(Unsupported, handed, where(found),
-                  ": its cache_position is computed inside of the branch; all attention nodes must share one, which "
-                  "torch.cond takes as an operand");
+      const bool given = input != inputs.end() && scope->node().args[3].items[input->index].is_value();
+      GRAFT_CHECK(Unsupported, given, where(found), ": its ", name,
+                  " is computed inside of the branch; all attention nodes must share one, which torch.cond takes as an "
+                  "operand");
       id = scope->node().args[3].items[input->index].value();
     }
     return id;

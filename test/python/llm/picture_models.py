@@ -17,6 +17,7 @@ _SIZES = dict(hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_att
 _SPECIAL = ["<s>", "</s>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 _SPECIAL += ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 _SPECIAL += ["<IMG_CONTEXT>", "<img>", "</img>"]
+_SPECIAL += ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 _SPECIAL += [f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3)]
 CONTEXT = 512
 TEMPLATE = (
@@ -32,7 +33,7 @@ def tokens() -> dict[str, int]:
     return {name: i for i, name in enumerate(names)}
 
 
-def tokenizer(template: str | None = None) -> transformers.PreTrainedTokenizerFast:
+def tokenizer(template: str | None = None, **named: str) -> transformers.PreTrainedTokenizerFast:
     ids = tokens()
     model = tokenizers.models.BPE(vocab={name: i for name, i in ids.items() if i < 256}, merges=[])
     made = tokenizers.Tokenizer(model)
@@ -42,8 +43,9 @@ def tokenizer(template: str | None = None) -> transformers.PreTrainedTokenizerFa
         made.add_tokens([tokenizers.AddedToken(name, special=True, normalized=False)])
     assert made.get_vocab() == ids
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<s>", chat_template=template
-    )
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<s>", chat_template=template,
+        extra_special_tokens=named,
+    )  # fmt: skip
 
 
 def _text(**more: Any) -> dict[str, Any]:
@@ -136,11 +138,34 @@ def _qwen3_vl() -> tuple[Any, Any]:
     return transformers.Qwen3VLConfig(text_config=_text(rope_parameters=rope), **vision), _patches()
 
 
+def _gemma3() -> tuple[Any, Any]:
+    ids = tokens()
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(**_tower(vision_use_head=False)), mm_tokens_per_image=16,
+        text_config=transformers.Gemma3TextConfig(**_text(sliding_window=6, query_pre_attn_scalar=12, layer_types=[
+            "sliding_attention", "full_attention"
+        ])),
+        boi_token_index=ids["<start_of_image>"], eoi_token_index=ids["<end_of_image>"],
+        image_token_index=ids["<image_soft_token>"],
+    )  # fmt: skip
+    return config, transformers.Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
+
+
+def _paligemma(**text: Any) -> tuple[Any, Any]:
+    config = transformers.PaliGemmaConfig(
+        vision_config=_tower(model_type="siglip_vision_model", vision_use_head=False), projection_dim=48,
+        text_config=_text(**text), image_token_index=tokens()["<image>"],
+    )  # fmt: skip
+    return config, transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32}, image_seq_length=16)
+
+
 @dataclass(frozen=True)
 class PictureModel:
     name: str
     make: Callable[[], tuple[Any, Any]]
     place: str = "<image>"  # of a picture, in the text of a prompt
+    named: tuple[tuple[str, str], ...] = ()  # special tokens that its processor asks the tokenizer for
+    whole: bool = False  # its prompts are one block: of another prompt nothing can be reused
 
     def save(self, folder: Path) -> Path:
         config, images = self.make()
@@ -158,13 +183,17 @@ class PictureModel:
         folder.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(folder)
         images.save_pretrained(folder)
-        tokenizer(TEMPLATE.replace("PLACE", self.place)).save_pretrained(folder)
+        tokenizer(TEMPLATE.replace("PLACE", self.place), **dict(self.named)).save_pretrained(folder)
         return folder
 
     def processor(self, folder: Path) -> Processor:
+        if self.named:
+            return WholeProcessor(folder, transformers.AutoConfig.from_pretrained(folder))
         return Processor(folder, transformers.AutoConfig.from_pretrained(folder))
 
 
+_NAMED = (("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>"), ("image_token", "<image_soft_token>"))
+_IMAGE = (("image_token", "<image>"),)
 PICTURE_MODELS = (
     PictureModel("llava", _llava),
     PictureModel("llava_siglip", _llava_siglip),
@@ -173,6 +202,9 @@ PICTURE_MODELS = (
     PictureModel("internvl", _internvl, "<IMG_CONTEXT>"),
     PictureModel("qwen2_vl", _qwen2_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
     PictureModel("qwen2_5_vl", _qwen2_5_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
+    PictureModel("gemma3", _gemma3, "<start_of_image>", _NAMED),
+    PictureModel("paligemma", lambda: _paligemma(model_type="gemma"), named=_IMAGE, whole=True),
+    PictureModel("paligemma2", lambda: _paligemma(model_type="gemma2", sliding_window=6), named=_IMAGE, whole=True),
     PictureModel("qwen3_vl", _qwen3_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
 )
 BY_NAME = {kind.name: kind for kind in PICTURE_MODELS}
@@ -226,6 +258,35 @@ class Processor:
         if "image_grid_thw" in given or self.config.model_type.startswith("qwen"):
             out["mm_token_type_ids"] = (ids == self.config.image_token_id).int()
         return out
+
+
+class WholeProcessor:
+    """The model's processor of transformers, as it is."""
+
+    def __init__(self, folder: Path, config: Any) -> None:
+        self.images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.config = config
+        more = {}
+        if config.model_type == "gemma3":
+            kind, more = transformers.Gemma3Processor, {"image_seq_length": config.mm_tokens_per_image}
+        else:
+            kind = transformers.PaliGemmaProcessor
+        self.processor = kind(self.images, transformers.AutoTokenizer.from_pretrained(folder), **more)
+        self.image_token = self.processor.image_token
+        self.image_processor = self.images
+
+    def prepared(self, pictures: list[np.ndarray]) -> dict[str, torch.Tensor]:
+        files = [PIL.Image.fromarray(image) for image in pictures]
+        return dict(self.images(images=files, return_tensors="pt")) if pictures else {}
+
+    def __call__(self, text: str, pictures: list[np.ndarray]) -> dict[str, torch.Tensor]:
+        if not pictures:
+            return dict(self.tokenizer(text, return_tensors="pt"))
+        files = [PIL.Image.fromarray(image) for image in pictures]
+        found = dict(self.processor(images=[files], text=[text], return_tensors="pt"))
+        found.pop("labels", None)
+        return found
 
 
 def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
