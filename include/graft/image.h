@@ -63,10 +63,12 @@ struct TileProcessing {
   ImageProcessing each = {};                   // filter and normalization; its sizes play no part
 };
 
-// What models do whose towers take patches (Qwen-VL): a picture keeps about its size and shape.
+// What models do whose towers take patches (Qwen-VL, Gemma 4): a picture keeps about its size and shape.
 struct PatchProcessing {
   std::int64_t patch_size = 14, temporal_patch_size = 2, merge_size = 2;  // merge_size^2 patches become a token
   std::int64_t min_pixels = 3136, max_pixels = 1003520;
+  // Gemma 4: the largest size with no more patches than these, whatever the picture's; 0: by its pixels.
+  std::int64_t max_patches = 0;
   std::int64_t window = 0;    // tokens along the side of a window of the tower; 0: it has none
   std::int64_t table = 0;     // positions along the side of the tower's table of them; 0: it has none
   ImageProcessing each = {};  // filter and normalization; its sizes play no part

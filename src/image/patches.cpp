@@ -7,18 +7,20 @@
 #include "image/normalize.h"
 #include "image/prompt_images.h"
 
-// As Qwen2VLImageProcessor of transformers, and what the towers compute of the grid alone.
+// As Qwen2VLImageProcessor and Gemma4ImageProcessor of transformers, and what the towers compute of the grid alone.
 namespace graft::image {
 namespace {
 
 using Size = ImageProcessing::Size;
 
-constexpr std::int64_t kMostAspect = 200;
+constexpr double kMostAspect = 200;
 
 // smart_resize
 Size resized(const PatchProcessing& processing, Size from) {
   const std::int64_t factor = processing.patch_size * processing.merge_size;
   const auto height = static_cast<double>(from.first), width = static_cast<double>(from.second);
+  GRAFT_CHECK(InvalidArgument, std::max(height, width) / std::min(height, width) <= kMostAspect, "a picture of ",
+              from.first, " x ", from.second, " pixels is more than ", kMostAspect, " times as long as it is wide");
   const auto step = static_cast<double>(factor);
   const auto times = [&](double n) { return static_cast<std::int64_t>(n) * factor; };
   // nearbyint rounds halves to even ones, as Python does.
@@ -34,6 +36,28 @@ Size resized(const PatchProcessing& processing, Size from) {
     return {times(std::ceil(height * beta / step)), times(std::ceil(width * beta / step))};
   }
   return near;
+}
+
+// get_aspect_ratio_preserving_size
+Size largest(const PatchProcessing& processing, Size from) {
+  const std::int64_t factor = processing.patch_size * processing.merge_size;
+  const std::int64_t pixels = processing.max_patches * processing.patch_size * processing.patch_size;
+  const auto height = static_cast<double>(from.first), width = static_cast<double>(from.second);
+  const double grown = std::sqrt(static_cast<double>(pixels) / (height * width));
+  const auto rounded_down = [&](double side) {
+    return static_cast<std::int64_t>(std::floor(side / static_cast<double>(factor))) * factor;
+  };
+  Size size{rounded_down(grown * height), rounded_down(grown * width)};
+  const std::int64_t longest = processing.max_patches / (processing.merge_size * processing.merge_size) * factor;
+  if (size.first == 0 && size.second > 0) {
+    size = {factor, std::min(from.second / from.first * factor, longest)};
+  } else if (size.second == 0 && size.first > 0) {
+    size = {std::min(from.first / from.second * factor, longest), factor};
+  }
+  GRAFT_CHECK(InvalidArgument, size.first > 0 && size.second > 0 && size.first * size.second <= pixels, "a picture of ",
+              from.first, " x ", from.second, " pixels does not become one of ", processing.max_patches, " patches of ",
+              processing.patch_size, " x ", processing.patch_size, " pixels");
+  return size;
 }
 
 // One axis of a table of `side` positions that is stretched over n patches: between which two of it patch i lies.
@@ -57,11 +81,8 @@ Patches patches_of(const PatchProcessing& processing, const Image& image) {
   const std::int64_t height = image.height, width = image.width;
   GRAFT_CHECK(InvalidArgument, height >= 1 && width >= 1 && height <= kMaxImagePixels / width,
               "expected a picture of 1 to ", kMaxImagePixels, " pixels, found ", height, " x ", width);
-  // As Python divides.
-  const double aspect = static_cast<double>(std::max(height, width)) / static_cast<double>(std::min(height, width));
-  GRAFT_CHECK(InvalidArgument, aspect <= kMostAspect, "a picture of ", height, " x ", width, " pixels is more than ",
-              kMostAspect, " times as long as it is wide");
-  const Size size = resized(processing, {height, width});
+  const Size size =
+      processing.max_patches > 0 ? largest(processing, {height, width}) : resized(processing, {height, width});
   const Image sized = resize(image, size.first, size.second, processing.each.resample);
   const ChannelValues values = channel_values(processing.each);
 

@@ -16,7 +16,7 @@ struct Tiles {
 // Throws InvalidArgument for more tiles than there may be.
 Tiles tiles_of(const TileProcessing& processing, const Image& image);
 
-// A picture as the towers of Qwen-VL see it: groups of patches.
+// A picture as the towers of Qwen-VL and Gemma 4 see it: groups of patches.
 struct Patches {
   std::int64_t rows = 0, columns = 0;   // of patches
   std::int64_t groups = 0, group = 0;   // of so many patches each
@@ -27,7 +27,8 @@ struct Patches {
   std::vector<float> table_weights;
   std::vector<std::int64_t> order;  // of each row of the picture's features, the tower's
 };
-// Throws InvalidArgument for a picture that is more than 200 times as long as it is wide.
+// Throws InvalidArgument for a picture that is more than 200 times as long as it is wide, and for one that does not
+// become `max_patches` patches.
 Patches patches_of(const PatchProcessing& processing, const Image& image);
 
 }  // namespace graft::image

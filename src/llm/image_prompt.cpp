@@ -170,8 +170,7 @@ ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::sp
   placeholders.end = info->end;
   placeholders.blocks = info->blocks;
   Filled filled = with_placeholders(model, prompt, images.size(), placeholders, add_special && info->add_special);
-  if (const auto* patches = std::get_if<PatchProcessing>(&info->processing); patches && filled.prepared)
-    place(*filled.prepared, *patches);
+  if (on_grid(*info) && filled.prepared) place(*filled.prepared, std::get<PatchProcessing>(info->processing));
   return {std::move(filled.tokens), std::move(filled.prepared)};
 }
 

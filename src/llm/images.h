@@ -45,6 +45,8 @@ struct FeaturesInfo {
   bool on_grid = false;           // tokens have three positions
   bool blocks = false;            // the step is told which tokens see each other
 };
+// Whether tokens have the positions of a grid: time, row and column (Qwen-VL).
+bool on_grid(const ImagesInfo& info);
 std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info);
 
 // A prompt whose text has placeholders for pictures or sounds: what there is of them, and how it stands in the text.

@@ -42,6 +42,24 @@ TEST(Images, PlaceholdersStandForRowsOfFeatures) {
   EXPECT_EQ(asked.tokens, (Ids{kImage, kImage, kImage, 1, 9}));
 }
 
+TEST(Images, SizesInPatches) {
+  PatchProcessing processing;
+  processing.patch_size = 4;
+  processing.temporal_patch_size = 1;
+  processing.max_patches = 48;
+  const auto size_of = [&](std::int64_t height, std::int64_t width) {
+    const image::Patches found = image::patches_of(processing, SmallPictureModel::picture(height, width, 1));
+    return std::pair(found.rows, found.columns);
+  };
+  EXPECT_EQ(size_of(100, 100), std::pair(6L, 6L));
+  EXPECT_EQ(size_of(1, 1), std::pair(6L, 6L));
+  EXPECT_EQ(size_of(10, 1000), std::pair(2L, 24L));  // as long as there may be patches
+  EXPECT_EQ(size_of(1000, 10), std::pair(24L, 2L));
+  processing.max_patches = 3;
+  expect_error<InvalidArgument>([&] { size_of(20, 20); },
+                                "a picture of 20 x 20 pixels does not become one of 3 patches of 4 x 4 pixels");
+}
+
 TEST(Images, KeysDifferByPictureAndToken) {
   const SmallPictureModel small;
   const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1), SmallPictureModel::picture(4, 4, 2),

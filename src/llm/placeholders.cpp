@@ -113,11 +113,15 @@ Filled with_placeholders(const LanguageModel& model, std::string_view prompt, st
   return out;
 }
 
+bool on_grid(const ImagesInfo& info) {
+  const auto* patches = std::get_if<PatchProcessing>(&info.processing);
+  return patches && patches->max_patches == 0;
+}
+
 std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info) {
   if (info.images) {
-    const bool on_grid = std::holds_alternative<PatchProcessing>(info.images->processing);
     const bool blocks = info.images->blocks != ImagesInfo::Blocks::none;
-    return FeaturesInfo{kEncodeImage, kStepWithImages, info.images->width, on_grid, blocks};
+    return FeaturesInfo{kEncodeImage, kStepWithImages, info.images->width, on_grid(*info.images), blocks};
   }
   if (info.audio) return FeaturesInfo{kEncodeAudio, kStepWithAudio, info.audio->width};
   return {};

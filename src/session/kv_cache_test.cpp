@@ -48,6 +48,29 @@ TEST(KvCache, ChunksGiveWhatTheWholeGives) {
   EXPECT_EQ(chunked.counters().graphs_built, 3u);
 }
 
+// Two nodes of one layer, with the same keys and values, and a window that makes a ring of the cache.
+TEST(KvCache, LayersShareKeysAndValues) {
+  const auto model = [](std::int64_t second_layer, bool other_keys = false) {
+    GraphBuilder graph;
+    const ir::Dim b = test::dynamic(1, 8, "b"), t = test::dynamic(1, 64, "t");
+    const std::vector<ir::Dim> dims = {b, fixed(kHeads), t, fixed(kSize)}, out = {b, t, fixed(kHeads), fixed(kSize)};
+    const auto x = graph.input("x", DType::f32, dims);
+    const auto position = graph.input("cache_position", DType::i64, {b, t});
+    const auto first = test::attention(graph, x, x, position, {.layer = 0, .window = 5}, out);
+    const auto query = graph.node(
+        "aten.transpose.int", {{"self", Arg::of_value(first)}, {"dim0", test::of_int(1)}, {"dim1", test::of_int(2)}},
+        DType::f32, dims);
+    graph.output(
+        test::attention(graph, query, other_keys ? query : x, position, {.layer = second_layer, .window = 5}, out));
+    return graph.build();
+  };
+  Session shared(model(0), with({.window_slack = 4})), apart(model(1), with({.window_slack = 4}));
+  for (const auto& [from, to] : {std::pair(0, 3), {3, 4}, {4, 30}, {30, 31}, {31, 33}})
+    EXPECT_EQ(run(shared, {1}, from, to), run(apart, {1}, from, to)) << from;
+  EXPECT_LT(shared.counters().state_bytes, apart.counters().state_bytes);
+  expect_error<InvalidProgram>([&] { model(0, true); }, "needs a layer of its own, found 0");
+}
+
 TEST(KvCache, ABatchUsesTheRowsItNames) {
   Model model;
   Session first(model.program, with({})), second(model.program, with({}));

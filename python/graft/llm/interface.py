@@ -153,6 +153,13 @@ def _mask(
     return _visible(mask_function)
 
 
+def _source_of(module: Any) -> int:
+    """The layer whose keys and values a layer without its own attends to: the last one of its kind that has some."""
+    config = module.config
+    modes = zip(config.kv_sharing_modes, config.layer_types)
+    return next(i for i, (mode, kind) in enumerate(modes) if mode == "store" and kind == module.layer_type)
+
+
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -170,6 +177,8 @@ def _attention(
     if function := _instead.get().get(module):
         return function(module, query, key, value, attention_mask, scaling, position_bias), None
     layer = getattr(module, "layer_idx", None)
+    if getattr(module, "is_kv_shared_layer", False):
+        layer = _source_of(module)
     if layer is None or layer < 0:  # of a block that several layers share
         layer = _handed_over.get()
     where = f"attention {type(module).__name__} of layer {layer}"
@@ -181,8 +190,6 @@ def _attention(
         raise ExportError(f"{where}: expected a position_bias that depends on the distance alone, found another")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ExportError(f"{where}: expected causal attention, found is_causal=False")
-    if getattr(module, "kv_shared_layer_index", None) is not None:
-        raise ExportError(f"{where}: expected keys and values of its own, found those of another layer")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise ExportError(
             f"{where}: expected query heads in equal groups for each KV head, found {query.shape[1]} and {key.shape[1]}"

@@ -1,4 +1,4 @@
-"""Towers that read patches of pictures of any size (Qwen2-VL, Qwen2.5-VL, Qwen3-VL) as programs of open sizes.
+"""Towers that read patches of pictures of any size (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 4) as programs of open sizes.
 
 What depends on the picture's grid is an input. The patches come in groups of U: those of one window of the tower, where
 it has windows (a group that the picture does not fill has patches that are no part of it, and `valid` is 0 there), else
@@ -20,8 +20,45 @@ from torch.export import Dim
 from graft.errors import ExportError
 
 
-def patch_tower(model: Any) -> PatchTower:
-    return PatchTower(model)
+def patch_tower(model: Any) -> PatchTower | PooledTower:
+    return PooledTower(model) if model.config.model_type == "gemma4" else PatchTower(model)
+
+
+class PooledTower:
+    """Of Gemma 4: a row of features is the mean of a group of patches."""
+
+    depth = 1
+
+    def __init__(self, model: Any) -> None:
+        config = model.config.vision_config
+        side = config.patch_size
+        self.group, self.patch = config.pooling_kernel_size**2, 3 * side**2
+
+        def forward(self, pixel_values, positions):
+            tower = self.model.vision_tower
+            groups = pixel_values.shape[0]
+            # The model has the channels of a pixel side by side, and columns before rows.
+            pixels = pixel_values.flatten(0, 1).unflatten(-1, (3, side**2)).transpose(1, 2).flatten(1).unsqueeze(0)
+            places = positions.flatten(0, 1).flip(-1).unsqueeze(0)
+            padding = torch.zeros_like(places[..., 0], dtype=torch.bool)
+            states = tower.patch_embedder(pixels, places, padding)
+            states = tower.encoder(inputs_embeds=states, attention_mask=None, pixel_position_ids=places).last_hidden_state
+            rows = states.reshape(groups, -1, states.shape[-1]).mean(1) * tower.pooler.root_hidden_size
+            if tower.config.standardize:
+                rows = (rows - tower.std_bias) * tower.std_scale
+            return self.model.embed_vision(inputs_embeds=rows)
+
+        self.forward = forward
+
+    def example(self) -> tuple[torch.Tensor, ...]:
+        return (
+            torch.zeros(4, self.group, self.patch, dtype=torch.float32),
+            torch.zeros(4, self.group, 2, dtype=torch.long),
+        )
+
+    def dims(self, most: int) -> tuple[dict[int, Any], ...]:
+        groups = Dim("groups", min=1, max=most)
+        return ({0: groups}, {0: groups})
 
 
 class PatchTower:
@@ -109,4 +146,4 @@ def _attend(self, hidden_states, cu_seqlens, position_embeddings, **_):
     return self.proj(found.transpose(1, 2).reshape(count, -1))
 
 
-__all__ = ["PatchTower", "patch_tower"]
+__all__ = ["PatchTower", "PooledTower", "patch_tower"]

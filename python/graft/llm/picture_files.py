@@ -15,12 +15,13 @@ from graft import vision
 from graft.errors import ExportError
 from graft.llm.checkpoint import Checkpoint
 from graft.llm.formats import text_files
-from graft.llm.pictures import BLOCKS, FAMILIES, Pictures
+from graft.llm.pictures import FAMILIES, Pictures, blocks_of
 
 _LARGEST_EDGE = 4096  # of Idefics3's processor, whatever its settings say
 _TILED = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
 _COUNTED = ("GotOcr2ImageProcessor",)  # of InternVL: as many tiles as fit the picture's shape best
 _PATCHED = ("Qwen2VLImageProcessor",)
+_POOLED = ("Gemma4ImageProcessor",)
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
         return _counted_tiles(checkpoint, images, about)
     if family == "tiles":
         return _tiles(checkpoint, images, about)
-    return Preparation(_patches(checkpoint, images, about), None)
+    patches = _pooled_patches if checkpoint.model.config.model_type == "gemma4" else _patches
+    return Preparation(patches(checkpoint, images, about), None)
 
 
 def take_tokenizer(checkpoint: Checkpoint, processor: Any) -> None:
@@ -138,6 +140,28 @@ def _counted_tiles(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]
     return Preparation({"kind": "tiles", "tile": side, **tiles, **_plain(about)}, (side, side))
 
 
+def _pooled_patches(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> dict[str, Any]:
+    _known(images, about, _POOLED)
+    config = checkpoint.model.config.vision_config
+    for name in ("patch_size", "pooling_kernel_size"):
+        if about[name] != getattr(config, name):
+            raise ExportError(
+                f"expected a processor with {name} {getattr(config, name)}, as the model's tower, found {about[name]}"
+            )
+    return {
+        "kind": "patches",
+        "patch_size": config.patch_size,
+        "merge_size": config.pooling_kernel_size,
+        "temporal_patch_size": 1,
+        "min_pixels": 1,
+        "max_pixels": 1,
+        "max_patches": about["max_soft_tokens"] * config.pooling_kernel_size**2,
+        "window": 0,
+        "table": 0,
+        **_plain(about),
+    }
+
+
 def _patches(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> dict[str, Any]:
     _known(images, about, _PATCHED)
     config, size = checkpoint.model.config.vision_config, dict(about["size"])
@@ -199,6 +223,8 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
         token = begin
     elif config.model_type == "paligemma":  # as PaliGemmaProcessor builds a text
         around.update(after_last=_special(checkpoint, "bos_token", "<bos>"), end="\n", add_special=False)
+    elif config.model_type == "gemma4":
+        around.update((side, names.get(getattr(config, f"{which}_token_id"), "")) for side, which in (("before", "boi"), ("after", "eoi")))
     elif config.model_type == "internvl":
         begin, end = (_special(checkpoint, f"{which}_image_token", text) for which, text in (("start", "<img>"), ("end", "</img>")))
         around.update(before=begin, before_tiles=begin, after=end)
@@ -212,7 +238,7 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
         "token": token,
         "rows": pictures.rows,
         "width": pictures.width,
-        "blocks": BLOCKS.get(config.model_type, "none"),
+        "blocks": blocks_of(config) or "none",
         "text": around,
         "processing": prepared.settings,
     }

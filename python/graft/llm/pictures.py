@@ -34,6 +34,7 @@ _FIXED, _TILES, _PATCHES = "fixed", "tiles", "patches"
 #: model_type: how pictures become the tower's input.
 FAMILIES = {
     "gemma3": _FIXED,
+    "gemma4": _PATCHES,
     "llava": _FIXED,
     "paligemma": _FIXED,
     "idefics3": _TILES,
@@ -45,8 +46,13 @@ FAMILIES = {
 }
 _MOST_PICTURES = 64  # of a call of encode_image
 _MOST_GROUPS = 1 << 16
-#: model_type: whose tokens see each other both ways, those of a picture or of a whole prompt.
-BLOCKS = {"gemma3": "picture", "paligemma": "prompt"}
+
+
+def blocks_of(config: Any) -> str | None:
+    """Whose tokens see each other both ways: those of a picture or of a whole prompt."""
+    if config.model_type == "gemma4":
+        return "picture" if config.get_text_config().use_bidirectional_attention == "vision" else None
+    return {"gemma3": "picture", "paligemma": "prompt"}.get(config.model_type)
 
 
 def takes_pictures(model: torch.nn.Module) -> bool:
@@ -74,7 +80,7 @@ _TOWERS = ("clip_vision_model", "siglip_vision_model")  # of llava: pictures of 
 def masks_decide(model: Any) -> Iterator[None]:
     """Within it, a model whose prompts see both ways does not say of its attention that it is not causal: that is for
     kernels that get no mask, and what follows a prompt is causal."""
-    if BLOCKS.get(model.config.model_type) != "prompt":
+    if blocks_of(model.config) != "prompt":
         yield
         return
     modules = [m for m in model.model.language_model.modules() if getattr(m, "is_causal", None) is False]
@@ -105,8 +111,8 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
     kind = type(skeleton)
     config = model.config.get_text_config()
     family = FAMILIES[model.config.model_type]
-    with_grid = family == _PATCHES
-    if with_grid:
+    with_grid = family == _PATCHES and model.config.model_type != "gemma4"  # positions of time, row and column
+    if family == _PATCHES:
         tower = patch_tower(skeleton)
         forward, example, dims = tower.forward, tower.example(), tower.dims(_MOST_GROUPS)
         depth = tower.depth
@@ -127,8 +133,8 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
     width = int(found.shape[1])
     if width != depth * config.hidden_size:
         raise ExportError(f"expected features of {depth} x {config.hidden_size} elements, found {width}")
-    rows = 0 if with_grid else int(found.shape[0]) // 2
-    blocks = BLOCKS.get(model.config.model_type)
+    rows = 0 if family == _PATCHES else int(found.shape[0]) // 2
+    blocks = blocks_of(model.config)
     become(skeleton, kind, decoder_with_features(skeleton, kind, config, depth, blocks))
     step = traced_step(skeleton, context, width, with_grid, blocks is not None)
     decoders.check_layers(step, config)
@@ -164,6 +170,7 @@ def decoder_with_features(
     skeleton: Any, kind: Any, config: Any, depth: int = 1, blocks: str | None = None
 ) -> Callable[..., torch.Tensor]:
     hidden, layers = config.hidden_size, layers_of(config)
+    per_layer = getattr(config, "hidden_size_per_layer_input", 0)
     if depth > 1:  # features are 0 beside pictures
         text = skeleton.model.language_model
         text._deepstack_process = lambda states, mask, features: states + features
@@ -178,6 +185,8 @@ def decoder_with_features(
         image_mask: torch.Tensor,
         image_blocks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if per_layer:  # those of placeholders are of padding
+            input_ids = torch.where(image_mask, config.pad_token_id, input_ids)
         words = self.get_input_embeddings()(input_ids)
         given: dict[str, Any] = dict(
             inputs_embeds=torch.where(image_mask.unsqueeze(-1), image_features[..., :hidden], words),
@@ -187,7 +196,10 @@ def decoder_with_features(
             return_dict=True,
         )
         if blocks is not None:  # masks of which tokens see each other are made of these, in the model's own code
-            given["token_type_ids"] = image_mask.long() if blocks == "picture" else torch.zeros_like(input_ids)
+            name = "mm_token_type_ids" if config.model_type == "gemma4_text" else "token_type_ids"
+            given[name] = image_mask.long() if blocks == "picture" else torch.zeros_like(input_ids)
+        if per_layer:
+            given["per_layer_inputs"] = self.model.language_model.get_per_layer_inputs(input_ids)
         with interface.positions(cache_position, image_blocks):
             if depth == 1 and "logits_to_keep" in inspect.signature(kind.forward).parameters:
                 return kind.forward(self, logits_to_keep=logits_to_keep, **given).logits
@@ -272,6 +284,6 @@ def _tile_positions(kind: Any, config: Any, tile: int) -> torch.Tensor:
 
 
 __all__ = [
-    "BLOCKS", "FAMILIES", "Pictures", "check", "decoder_with_features", "masks_decide", "output_of", "takes_pictures",
+    "FAMILIES", "Pictures", "blocks_of", "check", "decoder_with_features", "masks_decide", "output_of", "takes_pictures",
     "trace", "traced_step",
 ]

@@ -72,7 +72,8 @@ def trace(
     """
     config = model.config.get_text_config()
     kinds = _kinds_of_layers(config)
-    if not recurrent and (found := {kind for kind in kinds if _LAYERS[kind] != (True, False)}):
+    without_states = {"dummy"} if _shared(config) else set()  # these attend to keys and values of another layer
+    if not recurrent and (found := {kind for kind in kinds if _LAYERS[kind] != (True, False)} - without_states):
         raise ExportError(f"expected layers of attention, found {', '.join(sorted(found))}")
     if not lengths_checked and rope.DYNAMIC in rope.lengths_of(model):
         raise ExportError(
@@ -219,6 +220,11 @@ def layers_of(config: Any) -> int:
     return getattr(config, "decoder_layers", None) or config.num_hidden_layers
 
 
+def _shared(config: Any) -> int:
+    """How many layers, the last ones, attend to keys and values of another layer."""
+    return getattr(config, "num_kv_shared_layers", None) or 0
+
+
 def _kinds_of_layers(config: Any) -> list[str]:
     """Of each layer, as transformers calls them."""
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "decoder_layers", None):
@@ -237,14 +243,16 @@ def attends(config: Any) -> bool:
 
 
 def check_layers(program: ExportedProgram, config: Any) -> None:
-    """Each layer attends through graft's operator, once, and recurs through one, where its kind does."""
+    """Each layer attends through graft's operator, once, and recurs through one, where its kind does. Layers without keys
+    and values of their own attend to those of another one."""
     kinds = _kinds_of_layers(config)
 
     def layers(*targets: Any) -> list[int]:
         return sorted(node.kwargs["layer"] for node in program.graph.nodes if node.target in targets)
 
     expected = [layer for layer, kind in enumerate(kinds) if _LAYERS[kind][0]]
-    if (attending := layers(torch.ops.graft.attention.default)) != expected:
+    attending = layers(torch.ops.graft.attention.default)
+    if sorted(set(attending)) != expected or len(attending) != len(expected) + _shared(config):
         raise ExportError(
             f"expected one attention through transformers' AttentionInterface in each of {len(expected)} layers, found "
             f"them in {attending}; {config.model_type} cannot be exported"

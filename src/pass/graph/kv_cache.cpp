@@ -241,6 +241,17 @@ class KvCache {
                node_of(found).name);
   }
 
+  // Whether an earlier node of the same graph has the layer's keys and values, and they are those of this node too:
+  // then both write the same.
+  bool shares(const Found& found, std::int64_t layer) {
+    for (const Found& earlier : std::span(found_).first(found_.size() - 1))
+      if (earlier.recurrence == nullptr && earlier.scope == found.scope &&
+          argument(program_, node_of(earlier), "layer").i == layer)
+        return tensor_arg(earlier, "key") == tensor_arg(found, "key") &&
+               tensor_arg(earlier, "value") == tensor_arg(found, "value");
+    return false;
+  }
+
   // Attention nodes of the graph and of those that it calls. `seen`: the layers of nodes that the run has passed.
   void find(Scope& scope, std::set<std::int64_t>& seen) {
     for (std::size_t n = 0; n < scope.graph().nodes.size(); ++n) {
@@ -250,7 +261,9 @@ class KvCache {
       if (target == kAttentionTarget) {
         found_.push_back({&scope, n});
         const ir::Arg& layer = argument(program_, node, "layer");
-        GRAFT_CHECK(InvalidProgram, layer.kind == ir::Arg::Kind::integer && layer.i >= 0 && seen.insert(layer.i).second,
+        GRAFT_CHECK(InvalidProgram,
+                    layer.kind == ir::Arg::Kind::integer && layer.i >= 0 &&
+                        (seen.insert(layer.i).second || shares(found_.back(), layer.i)),
                     where(found_.back()), " needs a layer of its own, found ", layer.i);
       } else if (const Recurrence* recurrence = recurrence_of(target)) {
         found_.push_back({&scope, n, recurrence});

@@ -244,6 +244,15 @@ RECURRENT: tuple[SmallModel, ...] = (
     ),
 )
 
+_SHARED = {
+    **_LLAMA,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 8,
+    "num_kv_shared_layers": 2,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}
 MODELS: tuple[SmallModel, ...] = (
     SmallModel("llama", _of("Llama", _LLAMA, attention_bias=True)),
     SmallModel("qwen2", _of("Qwen2", _LLAMA, use_sliding_window=True, sliding_window=9, max_window_layers=1)),
@@ -271,6 +280,19 @@ MODELS: tuple[SmallModel, ...] = (
             **_LLAMA, sliding_window=8, sliding_window_pattern=2, query_pre_attn_scalar=20
         ),
     ),
+    SmallModel(
+        "gemma3n",
+        lambda: transformers.Gemma3nTextConfig(
+            **_SHARED,
+            laurel_rank=4,
+            altup_num_inputs=2,
+            activation_sparsity_pattern=[0.5, 0.0, 0.5, 0.0],
+            final_logit_softcapping=9.0,
+        ),
+        slow=True,
+    ),
+    # Layers with keys and values of another layer, and an input of each token for each layer.
+    SmallModel("gemma4", lambda: transformers.Gemma4TextConfig(**_SHARED, global_head_dim=16, use_double_wide_mlp=True)),
     SmallModel("phi3", _of("Phi3", _LLAMA, sliding_window=10, partial_rotary_factor=0.5)),
     SmallModel("smollm3", _of("SmolLM3", _LLAMA, no_rope_layers=[1, 0, 1])),
     SmallModel(

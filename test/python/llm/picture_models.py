@@ -159,6 +159,38 @@ def _paligemma(**text: Any) -> tuple[Any, Any]:
     return config, transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32}, image_seq_length=16)
 
 
+def _gemma4(**text: Any) -> tuple[Any, Any]:
+    ids = tokens()
+    given = _text(
+        sliding_window=6, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2, global_head_dim=24,
+        vocab_size_per_layer_input=len(ids), **text,
+    )  # fmt: skip
+    given.update(num_hidden_layers=4)
+    config = transformers.Gemma4Config(
+        text_config=transformers.Gemma4TextConfig(**given),
+        vision_config=transformers.Gemma4VisionConfig(
+            **_SIZES, num_key_value_heads=4, head_dim=12, patch_size=4, pooling_kernel_size=2, position_embedding_size=300,
+            standardize=not text.get("num_kv_shared_layers"),
+        ),
+        audio_config=None, boi_token_id=ids["<start_of_image>"], eoi_token_id=ids["<end_of_image>"],
+        image_token_id=ids["<image_soft_token>"], video_token_id=ids["<|video_pad|>"], audio_token_id=ids["<s>"],
+    )  # fmt: skip
+    return config, transformers.Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
+
+
+def _gemma4_moe() -> tuple[Any, Any]:
+    """As Gemma 4 26B-A4B: experts, values that are the keys, pictures that see both ways."""
+    return _gemma4(
+        use_bidirectional_attention="vision", attention_k_eq_v=True, enable_moe_block=True, num_experts=4, top_k_experts=2,
+        moe_intermediate_size=16, hidden_size_per_layer_input=0, num_global_key_value_heads=1,
+    )  # fmt: skip
+
+
+def _gemma4_e() -> tuple[Any, Any]:
+    """As Gemma 4 E2B: inputs of each layer, keys and values that layers share."""
+    return _gemma4(hidden_size_per_layer_input=8, num_kv_shared_layers=2, use_double_wide_mlp=True, final_logit_softcapping=9.0)
+
+
 @dataclass(frozen=True)
 class PictureModel:
     name: str
@@ -203,6 +235,8 @@ PICTURE_MODELS = (
     PictureModel("qwen2_vl", _qwen2_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
     PictureModel("qwen2_5_vl", _qwen2_5_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
     PictureModel("gemma3", _gemma3, "<start_of_image>", _NAMED),
+    PictureModel("gemma4_moe", _gemma4_moe, "<image_soft_token>"),
+    PictureModel("gemma4_e", _gemma4_e, "<image_soft_token>"),
     PictureModel("paligemma", lambda: _paligemma(model_type="gemma"), named=_IMAGE, whole=True),
     PictureModel("paligemma2", lambda: _paligemma(model_type="gemma2", sliding_window=6), named=_IMAGE, whole=True),
     PictureModel("qwen3_vl", _qwen3_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
@@ -223,6 +257,7 @@ class Processor:
             "idefics3": ("Idefics3Processor", "idefics3"),
             "smolvlm": ("SmolVLMProcessor", "smolvlm"),
             "internvl": ("InternVLProcessor", "internvl"),
+            "gemma4": ("Gemma4Processor", "gemma4"),
         }.get(config.model_type, ("Qwen2_5_VLProcessor", "qwen2_5_vl"))
         self.kind = getattr(__import__(f"transformers.models.{module}.processing_{module}", fromlist=[kind]), kind)
         self.patch_size = getattr(config.vision_config, "patch_size", None)
@@ -235,6 +270,7 @@ class Processor:
         side = 32 // 8 // 2
         self.image_seq_len = self.image_seq_length = side * side
         self.start_image_token, self.end_image_token = "<img>", "</img>"
+        self.boi_token, self.eoi_token = "<start_of_image>", "<end_of_image>"
 
     def prepared(self, pictures: list[np.ndarray]) -> dict[str, torch.Tensor]:
         more = {"return_row_col_info": True} if self.config.model_type in ("idefics3", "smolvlm") else {}
@@ -251,11 +287,11 @@ class Processor:
         assert len(parts) == len(pictures) + 1
         for i in range(len(pictures)):
             parts[i] += self.kind.replace_image_token(self, given, i)
-        for name in ("rows", "cols", "num_patches"):
+        for name in ("rows", "cols", "num_patches", "num_soft_tokens_per_image"):
             given.pop(name, None)
         ids = torch.tensor([self.tokenizer("".join(parts))["input_ids"]])
         out = dict(given, input_ids=ids, attention_mask=torch.ones_like(ids))
-        if "image_grid_thw" in given or self.config.model_type.startswith("qwen"):
+        if "image_grid_thw" in given or self.config.model_type.startswith(("qwen", "gemma4")):
             out["mm_token_type_ids"] = (ids == self.config.image_token_id).int()
         return out
 

@@ -51,7 +51,7 @@ class Made:
 
     def features(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
         """Of all pictures: [rows, width]."""
-        names = ("pixel_values", "image_grid_thw", "pixel_attention_mask")
+        names = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_position_ids")
         found = self.eager.get_image_features(**{name: given[name] for name in names if name in given}, return_dict=True)
         deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", None) or []]
         rows = found.pooler_output
@@ -97,6 +97,13 @@ def test_pixels_are_those_of_the_processor(made: Made) -> None:
             close(pixels, given["pixel_values"], 1e-5)
             rows = found[1].reshape(-1, 4, 2)[order].flatten(0, 1).amax(0) + 1
             assert rows.tolist() == given["image_grid_thw"][0, 1:].tolist()
+        elif "image_position_ids" in given:
+            # Patches of which the model has the channels last, row by row.
+            places = given["image_position_ids"][0]
+            of_model = {tuple(place): patch for place, patch in zip(places.flip(-1).tolist(), given["pixel_values"][0])}
+            expected = torch.stack([of_model[tuple(place)] for place in found[1].flatten(0, 1).tolist()])
+            assert len(expected) == int((places >= 0).all(-1).sum())
+            close(found[0].flatten(0, 1), expected.unflatten(-1, (-1, 3)).transpose(1, 2).flatten(1), 1e-5)
         else:
             close(found[0], given["pixel_values"].reshape(found[0].shape), 1e-5)
 
