@@ -76,18 +76,19 @@ std::string_view base_name(std::string_view target) {
 }
 
 constexpr std::string_view kPointwise[] = {
-    "abs",         "acos",        "acosh",        "add",         "asin",       "asinh",       "atan",
-    "atan2",       "atanh",       "bitwise_and",  "bitwise_not", "bitwise_or", "bitwise_xor", "ceil",
-    "celu",        "clamp",       "clamp_max",    "clamp_min",   "copysign",   "cos",         "cosh",
-    "div",         "elu",         "eq",           "erf",         "erfc",       "exp",         "exp2",
-    "expm1",       "floor",       "floor_divide", "fmod",        "ge",         "gelu",        "gt",
-    "hardsigmoid", "hardswish",   "hardtanh",     "isinf",       "isnan",      "le",          "leaky_relu",
-    "lerp",        "log",         "log10",        "log1p",       "log2",       "logical_and", "logical_not",
-    "logical_or",  "logical_xor", "lt",           "masked_fill", "maximum",    "minimum",     "mish",
-    "mul",         "nan_to_num",  "ne",           "neg",         "pow",        "prelu",       "reciprocal",
-    "relu",        "relu6",       "remainder",    "round",       "rsqrt",      "rsub",        "selu",
-    "sigmoid",     "sign",        "silu",         "sin",         "sinh",       "softplus",    "softsign",
-    "sqrt",        "square",      "sub",          "tan",         "tanh",       "trunc",       "where"};
+    "abs",         "acos",        "acosh",       "add",          "asin",        "asinh",       "atan",
+    "atan2",       "atanh",       "bitwise_and", "bitwise_not",  "bitwise_or",  "bitwise_xor", "ceil",
+    "celu",        "clamp",       "clamp_max",   "clamp_min",    "copysign",    "cos",         "cosh",
+    "div",         "elu",         "eq",          "erf",          "erfc",        "erfinv",      "exp",
+    "exp2",        "expm1",       "floor",       "floor_divide", "fmod",        "ge",          "gelu",
+    "gt",          "hardsigmoid", "hardswish",   "hardtanh",     "isinf",       "isnan",       "le",
+    "leaky_relu",  "lerp",        "log",         "log10",        "log1p",       "log2",        "logical_and",
+    "logical_not", "logical_or",  "logical_xor", "lt",           "masked_fill", "maximum",     "minimum",
+    "mish",        "mul",         "nan_to_num",  "ne",           "neg",         "pow",         "prelu",
+    "reciprocal",  "relu",        "relu6",       "remainder",    "round",       "rsqrt",       "rsub",
+    "selu",        "sigmoid",     "sign",        "silu",         "sin",         "sinh",        "softplus",
+    "softsign",    "sqrt",        "square",      "sub",          "tan",         "tanh",        "trunc",
+    "where"};
 // Of a tensor alone, sizes unchanged.
 constexpr std::string_view kCopies[] = {"_to_copy", "alias", "clone", "contiguous", "detach", "to", "type_as"};
 constexpr std::string_view kReductions[] = {

@@ -1,5 +1,6 @@
 // Block functions of class f32: see kernel/elementwise/elementwise_vec.h.
 #include "kernel/elementwise/elementwise_vec.h"
+#include "kernel/elementwise/erfinv.h"
 #include "kernel/simd/vec_math.h"
 
 namespace graft::simd::GRAFT_ISA {
@@ -206,6 +207,7 @@ float e_asinh(float x) { return __builtin_asinhf(x); }
 float e_acosh(float x) { return __builtin_acoshf(x); }
 float e_atanh(float x) { return __builtin_atanhf(x); }
 float e_erfc(float x) { return __builtin_erfcf(x); }
+float e_erfinv(float x) { return static_cast<float>(erfinv(static_cast<double>(x))); }
 
 // --- functions of two and three ---
 
@@ -316,6 +318,7 @@ constexpr BlockFns make() {
   GRAFT_EACH1(atanh);
   GRAFT_MAP1(erf);
   GRAFT_EACH1(erfc);
+  GRAFT_EACH1(erfinv);
   GRAFT_MAP1(floor);
   GRAFT_MAP1(ceil);
   GRAFT_MAP1(trunc);

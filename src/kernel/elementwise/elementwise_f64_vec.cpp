@@ -1,5 +1,6 @@
 // Block functions of class f64, by the C library: see kernel/elementwise/elementwise_vec.h.
 #include "kernel/elementwise/elementwise_vec.h"
+#include "kernel/elementwise/erfinv.h"
 
 namespace graft::simd::GRAFT_ISA {
 namespace {
@@ -93,6 +94,7 @@ double f_acosh(double x) { return __builtin_acosh(x); }
 double f_atanh(double x) { return __builtin_atanh(x); }
 double f_erf(double x) { return __builtin_erf(x); }
 double f_erfc(double x) { return __builtin_erfc(x); }
+double f_erfinv(double x) { return erfinv(x); }
 double f_floor(double x) { return __builtin_floor(x); }
 double f_ceil(double x) { return __builtin_ceil(x); }
 double f_trunc(double x) { return __builtin_trunc(x); }
@@ -188,7 +190,7 @@ constexpr BlockFns make() {
   GRAFT_MAP1(expm1) GRAFT_MAP1(log) GRAFT_MAP1(log1p) GRAFT_MAP1(log2) GRAFT_MAP1(log10) GRAFT_MAP1(sqrt)
   GRAFT_MAP1(rsqrt) GRAFT_MAP1(reciprocal) GRAFT_MAP1(square) GRAFT_MAP1(sin) GRAFT_MAP1(cos) GRAFT_MAP1(tan)
   GRAFT_MAP1(asin) GRAFT_MAP1(acos) GRAFT_MAP1(atan) GRAFT_MAP1(sinh) GRAFT_MAP1(cosh) GRAFT_MAP1(tanh)
-  GRAFT_MAP1(asinh) GRAFT_MAP1(acosh) GRAFT_MAP1(atanh) GRAFT_MAP1(erf) GRAFT_MAP1(erfc) GRAFT_MAP1(floor)
+  GRAFT_MAP1(asinh) GRAFT_MAP1(acosh) GRAFT_MAP1(atanh) GRAFT_MAP1(erf) GRAFT_MAP1(erfc) GRAFT_MAP1(erfinv) GRAFT_MAP1(floor)
   GRAFT_MAP1(ceil) GRAFT_MAP1(                       trunc) GRAFT_MAP1(round) GRAFT_MAP1P(round_decimals)
   GRAFT_MAP1(frac) GRAFT_MAP1(sigmoid) GRAFT_MAP1(relu) GRAFT_MAP1(silu) GRAFT_MAP1(gelu_erf) GRAFT_MAP1(gelu_tanh)
   GRAFT_MAP1P(elu) GRAFT_MAP1P(leaky_relu) GRAFT_MAP1(hardsigmoid) GRAFT_MAP1(hardswish) GRAFT_MAP1(mish)

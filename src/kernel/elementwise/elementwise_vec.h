@@ -62,6 +62,7 @@ using StoreFn = void (*)(const void* block, std::int64_t stride, std::int64_t n,
   X(atanh, 1, c)                                                       \
   X(erf, 1, c)                                                         \
   X(erfc, 1, c)                                                        \
+  X(erfinv, 1, c)                                                      \
   X(floor, 1, c)                                                       \
   X(ceil, 1, c)                                                        \
   X(trunc, 1, c)                                                       \

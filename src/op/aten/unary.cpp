@@ -40,6 +40,7 @@ constexpr ElementwiseSpec kAcosh = one(ElementwiseOp::acosh);
 constexpr ElementwiseSpec kAtanh = one(ElementwiseOp::atanh);
 constexpr ElementwiseSpec kErf = one(ElementwiseOp::erf);
 constexpr ElementwiseSpec kErfc = one(ElementwiseOp::erfc);
+constexpr ElementwiseSpec kErfinv = one(ElementwiseOp::erfinv);
 constexpr ElementwiseSpec kFloor = one(ElementwiseOp::floor);
 constexpr ElementwiseSpec kCeil = one(ElementwiseOp::ceil);
 constexpr ElementwiseSpec kTrunc = one(ElementwiseOp::trunc);
@@ -83,6 +84,7 @@ const Operator kOperators[] = {
     elementwise_operator<kAtanh>("aten.atanh.default"),
     elementwise_operator<kErf>("aten.erf.default"),
     elementwise_operator<kErfc>("aten.erfc.default"),
+    elementwise_operator<kErfinv>("aten.erfinv.default"),
     elementwise_operator<kFloor>("aten.floor.default"),
     elementwise_operator<kCeil>("aten.ceil.default"),
     elementwise_operator<kTrunc>("aten.trunc.default"),

@@ -8,7 +8,7 @@ aten = torch.ops.aten
 
 NAMES = """
     neg abs sign sgn exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal square sin cos tan asin acos atan sinh cosh
-    tanh asinh acosh atanh erf erfc floor ceil trunc round frac
+    tanh asinh acosh atanh erf erfc erfinv floor ceil trunc round frac
 """.split()
 
 
