@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from graft.llm.stored import Stored, of_tensor, read_checkpoint
 
 # Files of a Hugging Face folder that the runner needs besides the weights.
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "preprocessor_config.json")
+_TEKKEN = "tekken.json"  # the tokenizer of folders of Mistral's own
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 
@@ -91,11 +93,29 @@ def _of_folder(folder: Path, name: str) -> Checkpoint:
 
 def text_files(folder: Path) -> dict[str, bytes]:
     files = {file: (folder / file).read_bytes() for file in TEXT_FILES if (folder / file).exists()}
+    if "tokenizer.json" not in files and (folder / _TEKKEN).exists():
+        files = {**_of_tekken(folder), **files}
     if template := _chat_template(folder):  # stored in the config, as in older folders
         config = json.loads(files.get("tokenizer_config.json", b"{}"))
         config["chat_template"] = template
         files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False).encode()
     return files
+
+
+def _of_tekken(folder: Path) -> dict[str, bytes]:
+    """The files of the tokenizer that transformers makes of one of Mistral's."""
+    import transformers
+
+    file = folder / _TEKKEN
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    except (ImportError, KeyError, OSError, TypeError, ValueError) as e:
+        raise ExportError(f"'{file}' is no tokenizer that transformers reads: {type(e).__name__}: {e}") from e
+    if not hasattr(tokenizer, "backend_tokenizer"):  # that of the package mistral-common
+        raise ExportError(f"expected a tokenizer of '{file}' with a tokenizer.json, found a {type(tokenizer).__name__}")
+    with tempfile.TemporaryDirectory() as saved:
+        tokenizer.save_pretrained(saved)
+        return text_files(Path(saved))
 
 
 def _chat_template(folder: Path) -> str | None:
