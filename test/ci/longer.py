@@ -98,7 +98,7 @@ SEARCHES = (
     Slice("soak, 10 minutes", ("make", "soak", "SOAK_SECONDS=300"), needs=900),
     _fuzz("tokenizer template"),
     Slice("lines that the tests reach", ("make", "coverage"), needs=3000),
-    _fuzz("plan states packed gguf safetensors ptd npz audio image request"),
+    _fuzz("plan states packed gguf safetensors ptd npz audio image message request"),
 )
 
 

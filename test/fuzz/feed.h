@@ -38,6 +38,9 @@ Fate feed_states(std::span<const std::byte> file);
 // Bytes of a client on a connection of their own. read: answered by an endpoint; used to the end: with success.
 Fate feed_request(std::span<const std::byte> bytes);
 
+// A message between a driver and a stage. read: whole; used: its numbers say something.
+Fate feed_message(std::span<const std::byte> bytes);
+
 // Called around every load, with the size of the file, to watch allocations.
 struct Watch {
   void (*begin)(std::size_t file_bytes) = nullptr;

@@ -46,6 +46,9 @@ Blob mutate_packed(std::span<const std::byte> file, std::uint64_t seed);
 // Sound and pictures: words of their heads, or plain bytes.
 Blob mutate_audio(std::span<const std::byte> file, std::uint64_t seed);
 
+// What a driver and a stage say to each other.
+Blob mutate_message(std::span<const std::byte> bytes, std::uint64_t seed);
+
 // What a client sends: HTTP with JSON.
 Blob mutate_request(std::span<const std::byte> input, std::uint64_t seed);
 

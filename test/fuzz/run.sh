@@ -6,7 +6,7 @@ set -euo pipefail
 python=$1 builds=$2 seconds=$3
 shift 3
 here=$(dirname "$0")
-kinds=${*:-ir package plan states packed tokenizer template gguf safetensors ptd npz audio image request}
+kinds=${*:-ir package plan states packed tokenizer template gguf safetensors ptd npz audio image message request}
 corpus=$builds/fuzz/corpus found=$builds/fuzz/found log=$builds/fuzz/log
 mkdir -p "$corpus" "$found"
 GRAFT_CORPUS=$corpus "$builds/release/graft_tests" --gtest_brief=1 --gtest_filter='*Mutants.Corpus/*' >"$log"

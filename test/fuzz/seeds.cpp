@@ -358,6 +358,7 @@ constexpr Target kTargets[] = {
     {"npz", feed_npz, mutate_npz, npz_files, 10},
     {"audio", feed_audio, mutate_audio, sounds, 20},
     {"image", feed_image, mutate_audio, pictures, 20},
+    {"message", feed_message, mutate_message, messages, 50},
     {"request", feed_request, mutate_request, requests, 50},
 };
 

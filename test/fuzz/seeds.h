@@ -36,6 +36,9 @@ std::vector<Blob> pictures();
 // Files of sound.
 std::vector<Blob> sounds();
 
+// Messages of drivers and stages.
+std::vector<Blob> messages();
+
 // Requests that the server answers, each on a connection of its own.
 std::vector<Blob> requests();
 
