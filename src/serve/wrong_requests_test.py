@@ -154,7 +154,7 @@ WRONG = [
     ("/v1/responses", {"input": 3}, "must be a string or an array of items"),
     ("/v1/responses", {"input": []}, "has no items"),
     ("/v1/responses", {"input": [{"type": "image"}]}, "'input[0].type' is 'image'"),
-    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text is supported"),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "the model takes no pictures"),
     ("/v1/responses", {"input": [{"type": "function_call", "name": "f"}]}, "'input[0].call_id' is required"),
     ("/v1/responses", {"previous_response_id": "resp_1"}, "nothing is kept"),
     ("/v1/responses", {"background": True}, "'background' is not supported"),

@@ -1,30 +1,54 @@
 #include "serve/anthropic/anthropic.h"
 #include "serve/openai/block_answer.h"
+#include "serve/openai/media.h"
 
 namespace graft::serve {
 namespace {
 
-// A string, or blocks of text.
-std::string text_of(const Json& content, const std::string& path) {
-  if (content.is_string()) return content.get<std::string>();
+// The part of a chat that stands for a block of type image, {"source": {"type": "base64", "media_type": "image/png",
+// "data": "..."}}.
+Json picture_of(Fields& block, const std::string& path, GivenPictures& pictures) {
+  pictures.check(path, "image");
+  Fields source(block.need_object("source"), path + ".source.");
+  if (const std::string type = source.need_text("type"); type != "base64")
+    throw ApiError(400, "'" + source.path("type") + "' is '" + type + "': base64 is supported, and nothing is fetched",
+                   source.path("type"), "unsupported_parameter");
+  if (const std::string type = source.need_text("media_type"); !is_image_type(type))
+    bad_request(source.path("media_type"), "'", source.path("media_type"), "' is '", type,
+                "'; types are image/png, image/jpeg and image/bmp");
+  const std::string data = source.need_text("data");
+  source.end();
+  return pictures.add(image_of_base64(data, source.path("data"), pictures.images()));
+}
+
+// A string, or blocks of text, and of pictures where these may be (not null).
+Json content_of(const Json& content, const std::string& path, GivenPictures* pictures) {
+  if (content.is_string()) return content;
   if (!content.is_array())
     bad_request(path, "'", path, "' must be a string or an array of blocks, found ", kind_of(content));
-  std::string text;
+  ChatContent out;
   for (std::size_t i = 0; i < content.size(); ++i) {
-    Fields block(content[i], str(path, '[', i, "]."));
-    if (!content[i].is_object()) bad_request(path, "'", path, "' must hold objects, found ", kind_of(content[i]));
-    if (const std::string type = block.need_text("type"); type != "text")
-      throw ApiError(400, "'" + block.path("type") + "' is '" + type + "': only text is supported here",
-                     block.path("type"), "unsupported_parameter");
-    text += block.need_text("text");
+    const std::string where = str(path, '[', i, ']');
+    Fields block = Fields::of(content[i], where);
+    const std::string type = block.need_text("type");
     block.object("cache_control");  // what is cached is the server's matter
+    if (type == "text")
+      out.add_text(block.need_text("text"));
+    else if (type == "image" && pictures)
+      out.add_picture(picture_of(block, where, *pictures));
+    else
+      throw ApiError(
+          400,
+          str("'", where, ".type' is '", type, "': ",
+              pictures && pictures->taken() ? "text and image are supported here" : "only text is supported here"),
+          where + ".type", "unsupported_parameter");
     block.end();
   }
-  return text;
+  return std::move(out).json();
 }
 
 // A message of this API is one or several of OpenAI's: results of tools are messages there.
-void add_message(const Json& given, const std::string& path, Json& out) {
+void add_message(const Json& given, const std::string& path, Json& out, GivenPictures& pictures) {
   Fields fields = Fields::of(given, path);
   const std::string role = fields.need_text("role");
   if (role != "user" && role != "assistant")
@@ -40,17 +64,20 @@ void add_message(const Json& given, const std::string& path, Json& out) {
   if (!content.is_array())
     bad_request(path + ".content", "'", path, ".content' must be a string or an array of blocks, found ",
                 kind_of(content));
-  std::string text, reasoning;
+  std::string reasoning;
+  ChatContent parts;
   Json calls = Json::array();
   bool any_result = false;
   for (std::size_t i = 0; i < content.size(); ++i) {
     const std::string where = str(path, ".content[", i, ']');
     Fields block = Fields::of(content[i], where);
     const std::string type = block.need_text("type");
-    block.object("cache_control");
+    block.object("cache_control");  // what is cached is the server's matter
     if (type == "text") {
-      text += block.need_text("text");
+      parts.add_text(block.need_text("text"));
       block.refuse_unless("citations", Json::array());
+    } else if (type == "image") {
+      parts.add_picture(picture_of(block, where, pictures));
     } else if (type == "thinking" && role == "assistant") {
       reasoning += block.need_text("thinking");
       block.accept_text("signature");
@@ -66,7 +93,7 @@ void add_message(const Json& given, const std::string& path, Json& out) {
       block.boolean("is_error");
       out.push_back({{"role", "tool"},
                      {"tool_call_id", *block.text("tool_use_id")},
-                     {"content", result ? text_of(*result, where + ".content") : ""}});
+                     {"content", result ? content_of(*result, where + ".content", &pictures) : Json("")}});
       any_result = true;
     } else {
       throw ApiError(400, "'" + where + ".type' is '" + type + "', which is not supported here", where + ".type",
@@ -74,8 +101,8 @@ void add_message(const Json& given, const std::string& path, Json& out) {
     }
     block.end();
   }
-  if (any_result && text.empty()) return;
-  message["content"] = text;
+  message["content"] = std::move(parts).json();
+  if (any_result && is_text(message["content"], "")) return;
   if (!reasoning.empty()) message["reasoning_content"] = std::move(reasoning);
   if (!calls.empty()) message["tool_calls"] = std::move(calls);
   out.push_back(std::move(message));
@@ -117,8 +144,9 @@ void read_tools(Fields& fields, Json& chat) {
 }
 
 // As a request of chat completions.
-Json chat_of(const Json& json, bool counts_only) {
+TextRequest request_of(const Json& json, const App& app, bool counts_only) {
   Fields fields(json);
+  GivenPictures pictures(app.language_model_of(fields)->language->info());
   Json chat = Json::object();
   const auto copy = [&](const char* name, const char* as) {
     if (const Json* found = fields.find(name)) chat[as] = *found;
@@ -144,14 +172,14 @@ Json chat_of(const Json& json, bool counts_only) {
   }
   Json messages = Json::array();
   if (const Json* system = fields.find("system"))
-    messages.push_back({{"role", "system"}, {"content", text_of(*system, "system")}});
+    messages.push_back({{"role", "system"}, {"content", content_of(*system, "system", nullptr)}});
   const Json& given = fields.need_array("messages");
   if (given.empty()) bad_request("messages", "'messages' must have at least one message");
-  for (std::size_t i = 0; i < given.size(); ++i) add_message(given[i], str("messages[", i, ']'), messages);
+  for (std::size_t i = 0; i < given.size(); ++i) add_message(given[i], str("messages[", i, ']'), messages, pictures);
   chat["messages"] = std::move(messages);
   read_tools(fields, chat);
   fields.end();
-  return chat;
+  return read_chat(chat, app, std::move(pictures).take());
 }
 
 class Writer : public BlockWriter {
@@ -253,14 +281,14 @@ class Writer : public BlockWriter {
 }  // namespace
 
 void anthropic_messages(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
-  TextRequest request = read_chat(chat_of(parse_object(call->request().body), false), app);
+  TextRequest request = request_of(parse_object(call->request().body), app, false);
   call->body() = {};
   auto writer = std::make_unique<Writer>(call->id(), request.model->name, request.options.stop_strings);
   answer_blocks(app, call, std::move(request), std::move(writer));
 }
 
 void anthropic_count_tokens(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
-  const TextRequest request = read_chat(chat_of(parse_object(call->request().body), true), app);
+  const TextRequest request = request_of(parse_object(call->request().body), app, true);
   call->respond_json({{"input_tokens", request.prompts[0].size()}});
 }
 

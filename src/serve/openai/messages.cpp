@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/base64.h"
 #include "serve/api_error.h"
 #include "serve/openai/text_request.h"
 
@@ -31,44 +30,12 @@ Json call_of(const Json& given, const std::string& path) {
 }
 
 // The picture of a part of type image_url: {"url": "data:image/png;base64,..."}.
-Image image_of(const Json& given, const std::string& path, std::int64_t max_pixels) {
+Image image_of(const Json& given, const std::string& path, const std::vector<Image>& before) {
   Fields fields = Fields::of(given, path);
   const std::string url = fields.need_text("url");
   fields.refuse_unless("detail", "auto", "is supported as auto alone");
   fields.end();
-  constexpr std::string_view scheme = "data:", encoding = ";base64,";
-  const std::string_view text = url;
-  const auto begin = text.find(encoding);
-  if (!text.starts_with(scheme) || begin == text.npos || begin > 64)
-    bad_request(path + ".url", "'", path, ".url' must be data:image/png;base64,... (or jpeg, bmp): nothing is fetched");
-  const auto bytes = from_base64(text.substr(begin + encoding.size()));
-  if (!bytes) bad_request(path + ".url", "'", path, ".url' is not base64");
-  try {
-    return decode_image(std::as_bytes(std::span(*bytes)), "'" + path + ".url'", max_pixels);
-  } catch (const InvalidArgument& error) {
-    bad_request(path + ".url", error.what());
-  }
-}
-
-// The sound of a part of type input_audio: {"data": "<base64>", "format": "wav"}. The format is known by the content
-// too.
-Audio audio_of(const Json& given, const std::string& path, std::int64_t max_samples) {
-  Fields fields = Fields::of(given, path);
-  const std::string data = fields.need_text("data"), format = fields.need_text("format");
-  fields.end();
-  if (format != "wav" && format != "mp3" && format != "flac")
-    bad_request(path + ".format", "'", path, ".format' is '", format, "'; formats are wav, mp3 and flac");
-  const auto bytes = from_base64(data);
-  if (!bytes) bad_request(path + ".data", "'", path, ".data' is not base64");
-  try {
-    Audio audio = decode_audio(std::as_bytes(std::span(*bytes)), "'" + path + ".data'");
-    if (std::ssize(audio.samples) > max_samples)
-      bad_request(path + ".data", "'", path, ".data' has ", audio.samples.size(), " samples, and a request may have ",
-                  kMaxRequestSamples, " in all");
-    return audio;
-  } catch (const InvalidArgument& error) {
-    bad_request(path + ".data", error.what());
-  }
+  return image_of_url(url, path + ".url", before);
 }
 
 // As templates of models that take pictures or sound expect it: parts. Adds to `bytes` those of its texts.
@@ -89,14 +56,12 @@ Json parts_of(const Json& content, const std::string& path, const LanguageModelI
     Fields part = Fields::of(content[i], str(path, '[', i, ']'));
     const std::string type = part.need_text("type");
     if (info.audio && type == "input_audio") {
-      std::int64_t left = kMaxRequestSamples;
-      for (const Audio& audio : media.audio) left -= std::ssize(audio.samples);
-      media.audio.push_back(audio_of(part.need_object("input_audio"), part.path("input_audio"), left));
+      media.audio.push_back(audio_of(part.need_object("input_audio"), part.path("input_audio"), media.audio));
       parts.push_back({{"type", "audio"}});
     } else if (info.images && type == "image_url") {
-      std::int64_t left = kMaxRequestPixels;
-      for (const Image& image : media.images) left -= image.height * image.width;
-      media.images.push_back(image_of(part.need_object("image_url"), part.path("image_url"), left));
+      media.images.push_back(
+          media.given.empty() ? image_of(part.need_object("image_url"), part.path("image_url"), media.images)
+                              : std::move(media.given.at(*part.integer("image_url", 0, std::ssize(media.given) - 1))));
       parts.push_back({{"type", "image"}});
     } else if (type == "text") {
       add_text(part.need_text("text"));

@@ -5,10 +5,9 @@
 #include <string_view>
 #include <vector>
 
-#include "graft/audio.h"
-#include "graft/image.h"
 #include "serve/json_fields.h"
 #include "serve/models.h"
+#include "serve/openai/media.h"
 
 namespace graft::serve {
 
@@ -19,18 +18,6 @@ std::string text_of_parts(const Json& content, const std::string& path, std::ini
 
 // Variables of a chat template that callers give. Throws ApiError (400) for those that requests have by themselves.
 void check_template_variables(const Json& variables, const std::string& path);
-
-// The most pixels of all pictures of a request.
-inline constexpr std::int64_t kMaxRequestPixels = std::int64_t{1} << 25;
-
-// The most samples of all sounds of a request: 35 minutes at 16 kHz.
-inline constexpr std::int64_t kMaxRequestSamples = std::int64_t{1} << 25;
-
-// What messages hold besides text.
-struct Media {
-  std::vector<Image> images;
-  std::vector<Audio> audio;
-};
 
 // Reads "messages" and "chat_template_kwargs" and applies the model's chat template; the prompt ends where the answer
 // begins. Throws ApiError (400) for messages that are not as OpenAI's API has them, hold something else than text, or

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "serve/openai/block_answer.h"
 #include "serve/openai/messages.h"
 #include "serve/openai/openai.h"
@@ -6,13 +8,41 @@
 namespace graft::serve {
 namespace {
 
-std::string text_of(const Json& content, const std::string& path) {
-  return text_of_parts(content, path, {"input_text", "output_text", "text", "reasoning_text"},
-                       {"annotations", "logprobs"});
+const std::initializer_list<std::string_view> kTextTypes = {"input_text", "output_text", "text", "reasoning_text"};
+
+// Text and pictures of a message or of a tool's output.
+Json content_of(const Json& content, const std::string& path, GivenPictures& pictures) {
+  if (content.is_string()) return content;
+  if (!content.is_array())
+    bad_request(path, "'", path, "' must be a string or an array of parts, found ", kind_of(content));
+  ChatContent out;
+  for (std::size_t i = 0; i < content.size(); ++i) {
+    const std::string where = str(path, '[', i, ']');
+    Fields part = Fields::of(content[i], where);
+    const std::string type = part.need_text("type");
+    if (type == "input_image") {
+      pictures.check(where, type);
+      part.refuse("file_id", "is not supported: nothing is kept; 'image_url' is");
+      const std::string url = part.need_text("image_url");
+      part.refuse_unless("detail", "auto", "is supported as auto alone");
+      out.add_picture(pictures.add(image_of_url(url, part.path("image_url"), pictures.images())));
+    } else if (std::ranges::find(kTextTypes, type) != kTextTypes.end()) {
+      out.add_text(part.need_text("text"));
+      part.array("annotations");
+      part.array("logprobs");
+    } else {
+      throw ApiError(400,
+                     str("'", where, ".type' is '", type,
+                         "': ", pictures.taken() ? "text and input_image are supported" : "only text is supported"),
+                     where + ".type", "unsupported_parameter");
+    }
+    part.end();
+  }
+  return std::move(out).json();
 }
 
 // Adds an item of the input to the messages: calls and reasoning belong to the assistant's message they stand beside.
-void add_item(const Json& given, const std::string& path, Json& messages) {
+void add_item(const Json& given, const std::string& path, Json& messages, GivenPictures& pictures) {
   Fields item = Fields::of(given, path);
   const std::string type = item.text("type").value_or("message");
   item.accept_text("id");
@@ -23,14 +53,15 @@ void add_item(const Json& given, const std::string& path, Json& messages) {
     return messages.back();
   };
   if (type == "message") {
-    const std::string role = item.need_text("role"), text = text_of(item.need("content"), item.path("content"));
+    const std::string role = item.need_text("role");
+    Json content = content_of(item.need("content"), item.path("content"), pictures);
     item.accept_text("phase");
     const bool goes_on = role == "assistant" && !messages.empty() && is_text(messages.back()["role"], "assistant") &&
                          is_text(messages.back()["content"], "");
     if (goes_on)
-      messages.back()["content"] = text;
+      messages.back()["content"] = std::move(content);
     else
-      messages.push_back({{"role", role}, {"content", text}});
+      messages.push_back({{"role", role}, {"content", std::move(content)}});
   } else if (type == "function_call") {
     for (const char* name : {"call_id", "name", "arguments"}) item.need(name);
     Json& message = assistant("");
@@ -42,12 +73,13 @@ void add_item(const Json& given, const std::string& path, Json& messages) {
   } else if (type == "function_call_output") {
     messages.push_back({{"role", "tool"},
                         {"tool_call_id", item.need_text("call_id")},
-                        {"content", text_of(item.need("output"), item.path("output"))}});
+                        {"content", content_of(item.need("output"), item.path("output"), pictures)}});
   } else if (type == "reasoning") {
     item.array("summary");
     item.accept_text("encrypted_content");
     if (const Json* content = item.array("content"))
-      assistant("reasoning_content")["reasoning_content"] = text_of(*content, item.path("content"));
+      assistant("reasoning_content")["reasoning_content"] =
+          text_of_parts(*content, item.path("content"), kTextTypes, {"annotations", "logprobs"});
   } else {
     throw ApiError(400, "'" + path + ".type' is '" + type + "', which is not supported", path + ".type",
                    "unsupported_parameter");
@@ -58,6 +90,7 @@ void add_item(const Json& given, const std::string& path, Json& messages) {
 struct Asked {
   Json chat = Json::object();
   Json shown = Json::object();  // what the answer repeats of the request
+  std::vector<Image> pictures = {};
 };
 
 void read_tools(Fields& fields, Asked& asked) {
@@ -116,8 +149,9 @@ void read_format(Fields& fields, Asked& asked) {
   inner.end();
 }
 
-Asked read(const Json& json) {
+Asked read(const Json& json, const App& app) {
   Fields fields(json);
+  GivenPictures pictures(app.language_model_of(fields)->language->info());
   Asked asked;
   for (const char* name : {"model", "temperature", "top_p", "stream", "user", "safety_identifier", "prompt_cache_key",
                            "metadata", "service_tier"})
@@ -143,10 +177,11 @@ Asked read(const Json& json) {
   } else {
     if (!input.is_array())
       bad_request("input", "'input' must be a string or an array of items, found ", kind_of(input));
-    for (std::size_t i = 0; i < input.size(); ++i) add_item(input[i], str("input[", i, ']'), messages);
+    for (std::size_t i = 0; i < input.size(); ++i) add_item(input[i], str("input[", i, ']'), messages, pictures);
   }
   if (messages.empty()) bad_request("input", "'input' has no items");
   asked.chat["messages"] = std::move(messages);
+  asked.pictures = std::move(pictures).take();
   read_tools(fields, asked);
   read_format(fields, asked);
   fields.boolean("store");  // nothing is: an answer cannot be asked for again
@@ -301,8 +336,8 @@ class Writer : public BlockWriter {
 }  // namespace
 
 void responses(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
-  Asked asked = read(parse_object(call->request().body));
-  TextRequest request = read_chat(asked.chat, app);
+  Asked asked = read(parse_object(call->request().body), app);
+  TextRequest request = read_chat(asked.chat, app, std::move(asked.pictures));
   call->body() = {};
   asked.shown["temperature"] = request.options.temperature;
   asked.shown["top_p"] = request.options.top_p;

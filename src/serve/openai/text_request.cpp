@@ -233,7 +233,7 @@ TextRequest read_completion(const Json& json, const App& app) {
   return request;
 }
 
-TextRequest read_chat(const Json& json, const App& app) {
+TextRequest read_chat(const Json& json, const App& app, std::vector<Image> pictures) {
   Fields fields(json);
   TextRequest request;
   request.model = app.language_model_of(fields);
@@ -257,7 +257,7 @@ TextRequest read_chat(const Json& json, const App& app) {
     fields.refuse(name);
   fields.refuse_unless("modalities", Json::array({"text"}), "is supported as [\"text\"] alone");
   fields.refuse_unless("store", false, "is not supported: nothing is kept");
-  Media media;
+  Media media{.images = {}, .audio = {}, .given = std::move(pictures)};
   std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits, tools.tools, true, &media);
   fields.end();
   request.style = answer_style(*request.model, tools, prompt);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "graft/image.h"
 #include "serve/app.h"
 #include "serve/tools/answer_parser.h"
 
@@ -44,7 +45,8 @@ void set_max_tokens(TextRequest& request, std::optional<std::int64_t> most);
 std::uint64_t cache_salt_of(const TextRequest& request, const Call& call);
 
 TextRequest read_completion(const Json& json, const App& app);
-TextRequest read_chat(const Json& json, const App& app);
+// `pictures`: unless it is empty, parts of type image_url have indices of these.
+TextRequest read_chat(const Json& json, const App& app, std::vector<Image> pictures = {});
 
 // Throws ApiError (400) for an array that does not hold ids below `end` alone.
 std::vector<std::int64_t> token_ids(const Json& array, const std::string& path, std::int64_t end);
