@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "audio/fourier.h"
+#include "audio/mel_filters.h"
 
 namespace graft {
 
@@ -25,14 +26,9 @@ class LogMel {
   std::vector<float> operator()(std::span<const float> samples);
 
  private:
-  struct Filter {  // of one mel, over the frequencies from `first` on
-    std::size_t first = 0;
-    std::vector<double> weights;
-  };
-
   LogMelOptions options_;
   std::vector<double> window_;  // [n_fft]
-  std::vector<Filter> filters_;
+  MelFilters filters_;
   FourierTransform fourier_;
 };
 
