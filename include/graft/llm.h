@@ -71,12 +71,21 @@ struct SpeechInfo {
   std::int64_t max_length = 448;                                         // tokens of a window with its prompt
 };
 
+// For a model of speech without time stamps, whose encoder reads samples (Moonshine).
+struct SpokenInfo {
+  std::int64_t sampling_rate = 16000;
+  bool normalize = false;                         // to zero mean and unit variance
+  double tokens_per_second = 6.5;                 // the most of a text, with the token that begins it
+  std::int64_t min_samples = 1, max_samples = 0;  // of a sound
+};
+
 // For a model with an encoder and a decoder (T5, BART, Whisper): the encoder's input, and how the decoder begins.
 struct EncoderInfo {
-  bool takes_features = false;      // spectrograms [B, mels, frames] in f32 (Whisper) instead of token ids
+  bool takes_features = false;      // spectrograms [B, mels, frames] or samples [B, n] in f32 instead of token ids
   std::int64_t context_length = 0;  // the most tokens that the encoder reads
   std::vector<std::int64_t> decoder_start_token_ids;
   std::optional<SpeechInfo> speech = {};
+  std::optional<SpokenInfo> spoken = {};
 };
 
 // For a model of pictures and text (LLaVA, SmolVLM, Qwen-VL, Gemma 3): how pictures become the input of its tower, and
@@ -223,8 +232,9 @@ class GRAFT_API Decoder {
   using Tokens = std::span<const std::int64_t>;
 
   // For a model with an encoder: encodes one input for each of the first sequences, and empties these. The inputs are
-  // token ids, or features [B, mels, frames] in f32. The encoder output stays in the cache until the next call. Throws
-  // InvalidArgument when the encoder takes no such inputs, ExecutionError for more tokens than encoder_length.
+  // token ids, or features [B, mels, frames] or samples [B, n] in f32. The encoder output stays in the cache until the
+  // next call. Throws InvalidArgument when the encoder takes no such inputs, ExecutionError for more tokens than
+  // encoder_length.
   void encode(std::span<const Tokens> inputs, const RunOptions& options = {});
   void encode(const TensorView& features, const RunOptions& options = {});
 

@@ -9,13 +9,13 @@
 namespace graft::batch {
 namespace {
 
-TranscriptionOptions options_of(const BatchOptions& options) {
+TranscriptionOptions options_of(const BatchOptions& options, const SpeechModelInfo& model) {
   const Json parameters = read_parameters(options.parameters, {"model", "file", "response_format", "stream"});
   try {
     serve::Fields fields(parameters);
     TranscriptionOptions out;
     out.task = fields.text("task").value_or(out.task);
-    serve::read_transcription_options(fields, out);
+    serve::read_transcription_options(fields, model, out);
     fields.end();
     return out;
   } catch (const serve::ApiError& error) {
@@ -30,10 +30,9 @@ class TranscribeTask : public GroupedTask<std::string> {
       : GroupedTask(context.on_rows),
         context_(context),
         column_(context.column("path")),
-        options_(options_of(context.options)),
-        transcriber_(
-            LanguageModel::load(context.options.model.path, context.options.load, context.options.model.tokenizer),
-            context.options.decoder.threads) {}
+        transcriber_(context.options.model.path, context.options.load, context.options.model.tokenizer,
+                     context.options.decoder.threads),
+        options_(options_of(context.options, transcriber_.info())) {}
 
   std::vector<std::string> needs() const override { return {column_}; }
   std::vector<std::string> results() const override { return {"transcript", "language", "seconds", "segments"}; }
@@ -66,8 +65,8 @@ class TranscribeTask : public GroupedTask<std::string> {
 
   const TaskContext& context_;
   const std::string column_;
-  const TranscriptionOptions options_;
   Transcriber transcriber_;
+  const TranscriptionOptions options_;
 };
 
 }  // namespace

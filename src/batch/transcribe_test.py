@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import graft
+from ctc_models import BY_NAME
 from batches import batch, errors, files, good, read, write_rows
 from speech_models import save_whisper, wav
 
@@ -106,3 +107,16 @@ def test_what_is_wrong(whisper, recordings, stories, tmp_path):
     done = batch(whisper, tmp_path / "empty", tmp_path / "none", *TASK)
     assert done.returncode == 0 and not read(tmp_path / "none") and "0 rows" in done.stderr
     assert json.loads((tmp_path / "none" / "manifest.json").read_text())["complete"]
+
+
+def test_a_model_without_time_stamps(tmp_path, recordings):
+    package = graft.export_llm(BY_NAME["wav2vec2"].save(tmp_path / "model"), tmp_path / "ctc.pte")
+    transcriber = graft.Transcriber(package)
+    rows = good(package, recordings, tmp_path / "out", *TASK)
+    assert [row["path"] for row in rows] == ["a.wav", "b.wav", "more/c.wav", "z.wav"]
+    for row in rows:
+        found = transcriber(recordings / row["path"])
+        assert row["transcript"] == found.text.strip() and row["language"] is None
+        assert row["segments"] == [{"start": 0, "end": row["seconds"], "text": found.text}]
+    done = batch(package, recordings, tmp_path / "other", *TASK, "--set", 'language="de"')
+    assert done.returncode == 1 and "'language' is not supported by Wav2Vec2ForCTC" in done.stderr, done.stderr

@@ -213,7 +213,7 @@ LlmCommands::LlmCommands(CLI::App& app) {
   embed_->add_option("--output", embed_args_.output, "a .npy file [texts, size] in f32, instead of stdout")
       ->type_name("FILE.npy");
 
-  transcribe_ = app.add_subcommand("transcribe", "Turn speech into text with a model such as Whisper.");
+  transcribe_ = app.add_subcommand("transcribe", "Turn speech into text with a model such as Whisper or Parakeet.");
   transcribe_->footer(kTranscribeNotes);
   add_model_options(*transcribe_, transcribe_args_.model, false);
   TranscriptionOptions& options = transcribe_args_.options;

@@ -1,5 +1,6 @@
 #include <iostream>
 
+#include "base/check.h"
 #include "cli/llm_commands.h"
 #include "cli/text.h"
 #include "graft/transcriber.h"
@@ -10,7 +11,10 @@ int transcribe(const TranscribeArgs& args) {
   const CancelToken cancel;
   const CancelOnInterrupt guard(cancel);
   const Audio audio = load_audio(args.audio);
-  Transcriber transcriber(load_model(args.model), args.model.threads);
+  Transcriber transcriber(args.model.file, load_options_of(args.model), args.model.tokenizer, args.model.threads);
+  GRAFT_CHECK(InvalidArgument, transcriber.info().timestamps || args.format == "text" || args.format == "json",
+              "--format ", args.format, ": ", transcriber.info().architecture,
+              " has no time stamps, which subtitles need; expected text or json");
   TranscriptionOptions options = args.options;
   if (args.fallback) {
     options.temperatures = kWhisperTemperatures;

@@ -118,10 +118,11 @@ void Decoder::Impl::encode(std::span<const Tokens> encoder_inputs, const RunOpti
 void Decoder::Impl::encode(const TensorView& features, const RunOptions& run_options) {
   const auto& encoder = model->info().encoder;
   GRAFT_CHECK(InvalidArgument, encoder && encoder->takes_features, "the model has no encoder of features");
+  const int rank = encoder->spoken ? 2 : 3;
   GRAFT_CHECK(InvalidArgument,
-              features.shape.rank() == 3 && features.shape[0] >= 1 && features.shape[0] <= std::ssize(lengths_),
-              "features must be [B, mels, frames] with a batch of at most ", lengths_.size(),
-              ", the rows of the cache");
+              features.shape.rank() == rank && features.shape[0] >= 1 && features.shape[0] <= std::ssize(lengths_),
+              "features must be ", encoder->spoken ? "samples [B, n]" : "[B, mels, frames]",
+              " with a batch of at most ", lengths_.size(), ", the rows of the cache");
   const Value input = Value::of(features);
   encode({&input, 1}, static_cast<std::size_t>(features.shape[0]), run_options);
 }

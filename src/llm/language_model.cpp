@@ -43,6 +43,18 @@ std::int64_t checked_size(const Json& json, const char* name, std::int64_t most)
   return value;
 }
 
+SpokenInfo parse_spoken(const Json& json) {
+  SpokenInfo info;
+  info.sampling_rate = checked_size(json, "sampling_rate", 768'000);
+  info.normalize = json.at("normalize").get<bool>();
+  info.tokens_per_second = json.at("tokens_per_second").get<double>();
+  GRAFT_CHECK(InvalidProgram, info.tokens_per_second > 0 && info.tokens_per_second <= 1e6, "'", kLanguageModelKey,
+              "': 'tokens_per_second' must be above 0 and at most 1,000,000, found ", info.tokens_per_second);
+  info.max_samples = checked_size(json, "max_samples", std::int64_t{1} << 32);
+  info.min_samples = checked_size(json, "min_samples", info.max_samples);
+  return info;
+}
+
 SpeechInfo parse_speech(const Json& json, std::int64_t vocabulary) {
   SpeechInfo info;
   info.sampling_rate = checked_size(json, "sampling_rate", 768'000);
@@ -83,6 +95,8 @@ LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
                       found->at("decoder_start_token_ids").get<std::vector<std::int64_t>>()};
       if (const auto speech = found->find("speech"); speech != found->end())
         info.encoder->speech = parse_speech(*speech, info.vocab_size);
+      if (const auto spoken = found->find("spoken"); spoken != found->end())
+        info.encoder->spoken = parse_spoken(*spoken);
     }
     if (const auto found = json.find("images"); found != json.end())
       info.images = llm::parse_images(*found, info.vocab_size);

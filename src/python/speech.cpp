@@ -22,13 +22,13 @@ TranscriptionOptions options_of(const nb::dict& settings) {
       field = nb::cast<std::decay_t<decltype(field)>>(value);
       return true;
     };
-    const auto set_optional = [&](std::string_view wanted, std::optional<double>& field) {
+    const auto set_optional = [&]<typename T>(std::string_view wanted, std::optional<T>& field) {
       if (name != wanted) return false;
-      if (!value.is_none()) field = nb::cast<double>(value);
+      if (!value.is_none()) field = nb::cast<T>(value);
       return true;
     };
     if (set("language", options.language) || set("task", options.task) || set("prompt", options.prompt) ||
-        set("return_timestamps", options.return_timestamps) ||
+        set_optional("return_timestamps", options.return_timestamps) ||
         set("condition_on_prev_tokens", options.condition_on_prev_tokens) || set("seed", options.seed) ||
         set("temperatures", options.temperatures) ||
         set_optional("compression_ratio_threshold", options.compression_ratio_threshold) ||
@@ -129,10 +129,17 @@ void bind_speech(nb::module_& m) {
   nb::class_<Transcriber>(m, "Transcriber")
       .def(
           "__init__",
-          [](Transcriber* self, const std::shared_ptr<LanguageModel>& model, int threads) {
-            new (self) Transcriber(model, threads);
+          [](Transcriber* self, const std::string& path, const std::string& tokenizer, std::vector<std::string> weights,
+             const std::string& device, const std::string& precision, int threads) {
+            LoadOptions options;
+            options.weights = std::move(weights);
+            options.device = device;
+            options.matmul_precision = matmul_precision_named(precision);
+            const nb::gil_scoped_release release;
+            new (self) Transcriber(path, options, tokenizer, threads);
           },
-          nb::arg("model"), nb::arg("threads"))
+          nb::arg("path"), nb::arg("tokenizer"), nb::arg("weights"), nb::arg("device"), nb::arg("precision"),
+          nb::arg("threads"))
       .def("transcribe", &transcribe, nb::arg("samples"), nb::arg("sampling_rate"), nb::arg("settings"),
            nb::arg("on_segment").none(), nb::arg("cancel").none())
       .def("features",
@@ -140,10 +147,10 @@ void bind_speech(nb::module_& m) {
              return bytes_of(std::span<const float>(transcriber.features(floats_of(samples))));
            })
       .def("languages", &Transcriber::languages)
-      .def_prop_ro("plans", [](Transcriber& t) { return t.decoder().session().counters().graphs_built; })
-      .def_prop_ro("sampling_rate",
-                   [](const Transcriber& t) { return t.model().info().encoder->speech->sampling_rate; })
-      .def_prop_ro("mels", [](const Transcriber& t) { return t.model().info().encoder->speech->mels; });
+      .def_prop_ro("plans", [](Transcriber& t) { return t.session().counters().graphs_built; })
+      .def_prop_ro("sampling_rate", [](const Transcriber& t) { return t.info().sampling_rate; })
+      .def_prop_ro("mels", [](const Transcriber& t) { return t.info().mels; })
+      .def_prop_ro("mels_first", [](const Transcriber& t) { return t.info().mels_first; });
   nb::class_<Speaker>(m, "Speaker")
       .def(
           "__init__",

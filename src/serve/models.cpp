@@ -222,8 +222,8 @@ void load_language(ServedModel& model, const ModelFile& file, const ServeOptions
   model.language = LanguageModel::load(file.path, load, file.tokenizer);
   model.language->tokenizer();  // throws where there is none
   const auto& encoder = model.language->info().encoder;
-  if (encoder && encoder->speech) {
-    model.speech = std::make_unique<Speech>(model.language, options.decoder.threads,
+  if (encoder && (encoder->speech || encoder->spoken)) {
+    model.speech = std::make_unique<Speech>(Transcriber(model.language, options.decoder.threads),
                                             static_cast<std::size_t>(options.limits.queue));
     return;
   }
@@ -238,6 +238,13 @@ void load_language(ServedModel& model, const ModelFile& file, const ServeOptions
   model.template_variables = options.template_variables;
   model.seed = options.seed;
   model.prompt_lookup = options.prompt_lookup;
+}
+
+void load_ctc(ServedModel& model, const ModelFile& file, const ServeOptions& options) {
+  LoadOptions load = options.load;
+  load.max_adapter_rank = 0;
+  model.speech = std::make_unique<Speech>(Transcriber(file.path, load, file.tokenizer, options.decoder.threads),
+                                          static_cast<std::size_t>(options.limits.queue));
 }
 
 void load_program(ServedModel& model, const ModelFile& file, const ServeOptions& options) {
@@ -307,9 +314,14 @@ std::shared_ptr<ServedModel> load_model(const ModelFile& file, const ServeOption
   model->created = unix_seconds();
   if (LanguageModel::is_package(file.path))
     load_language(*model, file, options);
+  else if (Transcriber::is_ctc_package(file.path))
+    load_ctc(*model, file, options);
   else
     load_program(*model, file, options);
-  const ProgramStats stats = (model->language ? model->language->program() : model->runner->program())->stats();
+  const Program& program = model->language ? *model->language->program()
+                           : model->speech ? model->speech->program()
+                                           : *model->runner->program();
+  const ProgramStats stats = program.stats();
   model->bytes = stats.weight_bytes + stats.constant_bytes +
                  (model->engine   ? model->engine->state_bytes()
                   : model->speech ? model->speech->state_bytes()

@@ -7,21 +7,24 @@
 
 namespace graft::serve {
 
-void read_transcription_options(Fields& fields, TranscriptionOptions& options) {
+void read_transcription_options(Fields& fields, const SpeechModelInfo& model, TranscriptionOptions& options) {
   if (options.task == "transcribe") options.language = fields.text("language").value_or("");
   options.prompt = fields.text("prompt").value_or("");
   const double temperature = fields.number("temperature", 0, 1).value_or(0);
-  options.temperatures = temperature > 0 ? std::vector{temperature} : kWhisperTemperatures;
-  options.compression_ratio_threshold = kWhisperCompressionRatioThreshold;
-  options.logprob_threshold = kWhisperLogprobThreshold;
-  options.no_speech_threshold = kWhisperNoSpeechThreshold;
+  if (model.timestamps) {
+    options.temperatures = kWhisperTemperatures;
+    options.compression_ratio_threshold = kWhisperCompressionRatioThreshold;
+    options.logprob_threshold = kWhisperLogprobThreshold;
+    options.no_speech_threshold = kWhisperNoSpeechThreshold;
+  }
+  if (temperature > 0) options.temperatures = {temperature};
   options.seed =
       static_cast<std::uint64_t>(fields.integer("seed", 0, std::numeric_limits<std::int64_t>::max()).value_or(0));
 }
 
-Speech::Speech(const std::shared_ptr<const LanguageModel>& model, int threads, std::size_t queue)
-    : transcriber_(model, threads),
-      state_bytes_(transcriber_.decoder().session().counters().state_bytes),
+Speech::Speech(Transcriber transcriber, std::size_t queue)
+    : transcriber_(std::move(transcriber)),
+      state_bytes_(transcriber_.session().counters().state_bytes),
       queue_(queue) {}
 
 void Speech::transcribe(std::string file, TranscriptionOptions options, Clock::time_point deadline,

@@ -11,17 +11,18 @@
 
 namespace graft::serve {
 
-// Of a request: language (of transcriptions), prompt, temperature and seed. Temperature 0 stands for OpenAI's fallback:
-// higher ones where a window's text is unlikely or repeats itself. Throws ApiError.
-void read_transcription_options(Fields& fields, TranscriptionOptions& options);
+// Of a request: language (of transcriptions), prompt, temperature and seed. Temperature 0 stands for OpenAI's fallback
+// where the model has time stamps: higher ones where a window's text is unlikely or repeats itself. Throws ApiError.
+void read_transcription_options(Fields& fields, const SpeechModelInfo& model, TranscriptionOptions& options);
 
 // A Transcriber for many threads: one file at a time, in the order of the calls.
 class Speech {
  public:
   using OnDone = std::function<void(const Transcription& transcription, std::exception_ptr error)>;
 
-  // Throws what Transcriber throws.
-  Speech(const std::shared_ptr<const LanguageModel>& model, int threads, std::size_t queue);
+  Speech(Transcriber transcriber, std::size_t queue);
+
+  const SpeechModelInfo& info() const { return transcriber_.info(); }
 
   // `file`: WAV, FLAC or MP3. `on_segment` and, once and last, `on_done` are called on the thread of this, unless this
   // throws Busy or ends before.
@@ -30,6 +31,7 @@ class Speech {
   // As WorkQueue::end().
   void end() { queue_.end(); }
   std::uint64_t state_bytes() const { return state_bytes_; }
+  const Program& program() { return transcriber_.session().program(); }
 
  private:
   Transcriber transcriber_;

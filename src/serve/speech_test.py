@@ -11,9 +11,10 @@ import time
 
 import pytest
 
+import ctc_models
 import graft
 from serving import Server
-from speech_models import save_whisper, wav
+from speech_models import save_moonshine, save_whisper, wav
 
 PATH = "/v1/audio/transcriptions"
 
@@ -210,3 +211,58 @@ def test_a_client_that_goes_ends_it(speech):
         connection.sendall(head + body)
     speech.wait_for(lambda: any(line.get("status") == 499 for line in speech.lines[before:]))
     assert ask(speech, wav(0.1))[0].status == 200
+
+
+# --- models without time stamps ---
+
+
+@pytest.fixture(scope="module", params=["parakeet", "moonshine"])
+def plain(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    save = save_moonshine if request.param == "moonshine" else ctc_models.BY_NAME[request.param].save
+    return graft.export_llm(save(folder / "model"), folder / "model.pte")
+
+
+@pytest.fixture(scope="module")
+def plain_server(plain):
+    with Server(plain) as running:
+        yield running
+
+
+def test_models_without_time_stamps(plain_server, plain, tmp_path):
+    file = wav(2.7, seed=1, rate=22050)
+    (tmp_path / "a.wav").write_bytes(file)
+    said = graft.Transcriber(plain)(tmp_path / "a.wav")
+    text = said.text.strip()
+    assert text
+    answer, data = ask(plain_server, file)
+    assert answer.status == 200 and json.loads(data) == {"text": text, "usage": {"type": "duration", "seconds": 3}}
+    found = json.loads(ask(plain_server, file, response_format="verbose_json")[1])
+    assert found["text"] == text and found["language"] == ""
+    (segment,) = found["segments"]
+    assert segment["tokens"] == said.segments[0].tokens and (segment["start"], segment["end"]) == (0, found["duration"])
+    assert ask(plain_server, file, response_format="text")[1].decode() == text + "\n"
+    answer, data = ask(plain_server, file, stream="true")
+    events = [json.loads(line[6:]) for line in data.decode().splitlines() if line.startswith("data: {")]
+    assert [event["type"] for event in events] == ["transcript.text.delta", "transcript.text.done"]
+    assert events[1]["text"] == text
+
+
+def test_wrong_requests_to_models_without_time_stamps(plain_server):
+    file = wav(0.9)
+    for fields, said in [
+        ({"language": "en"}, "'language' is not supported by"),
+        ({"prompt": "Hi"}, "'prompt' is not supported by"),
+        ({"temperature": "0.5"}, "'temperatures' is not supported by"),
+        ({"response_format": "srt"}, "has no time stamps: json, text and verbose_json are supported"),
+        ({"response_format": "vtt"}, "has no time stamps"),
+        ({"timestamp_granularities[]": ["segment"], "response_format": "verbose_json"}, "has no time stamps"),
+    ]:
+        answer, data = ask(plain_server, file, **fields)
+        assert answer.status == 400 and said in json.loads(data)["error"]["message"], data
+    answer, data = ask(plain_server, file, path="/v1/audio/translations")
+    assert answer.status == 400 and "'task' is not supported by" in json.loads(data)["error"]["message"], data
+    answer, data = ask(plain_server, wav(0.01))
+    assert answer.status == 400 and "samples at 16000 per second, the sound has 160" in json.loads(data)["error"]["message"]
+    answer, data = plain_server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
+    assert answer == 400 and "is no language model" in data["error"]["message"]

@@ -37,6 +37,7 @@ using Tokens = Decoder::Tokens;
 
 constexpr const char* kGolden = GRAFT_SOURCE_DIR "/test/golden/golden.pte";
 constexpr const char* kSpeaker = GRAFT_BUILD_DIR "/speaker.pte";  // of make_speaker.py
+constexpr const char* kCtc = GRAFT_BUILD_DIR "/ctc.pte";          // of make_ctc.py
 constexpr const char* kTokenizer =
     R"({"pre_tokenizer": {"type": "Whitespace"}, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2},
         "merges": ["a b"]}})";
@@ -102,6 +103,8 @@ struct World {
   Transcriber transcriber{small_speech.speech, 1};
   Audio audio{std::vector<float>(150, 0.5f), 50};
   Transcription transcription = transcriber.transcribe(audio);
+  Transcriber ctc{kCtc, {}, "", 1};
+  Audio spoken{std::vector<float>(2000, 0.5f), 16000};
   std::vector<std::byte> wav = made_wav();
   std::string wav_path = written_wav();
   test::SmallAudioModel small_audio;
@@ -594,7 +597,19 @@ std::vector<Boundary> boundaries(World& w) {
       {"Speaker::speak", [&] { w.speaker.speak("Hi", &w.voice, w.speaking); }},
       {"Speaker::chunks", [&] { w.speaker.chunks("Hi. You."); }},
       {"Transcriber", [&] { Transcriber(w.small_speech.speech, 1); }},
+      {"Transcriber", [&] { Transcriber(kCtc, {}, "", 1); }},
+      {"Transcriber::is_ctc_package", [&] { Transcriber::is_ctc_package(kGolden); }},
       {"Transcriber::transcribe", [&] { w.transcriber.transcribe(w.audio); }},
+      {"Transcriber::transcribe", [&] { w.ctc.transcribe(w.spoken); }},
+      {"Transcriber::model",
+       [&] {
+         try {
+           w.ctc.model();
+         } catch (const Unsupported&) {
+           return;  // it is no language model
+         }
+       }},
+      {"Transcriber::decoder", [&] { w.transcriber.decoder(); }},
       {"Transcriber::features", [&] { w.transcriber.features(w.audio.samples); }},
       {"Transcriber::languages", [&] { w.transcriber.languages(); }},
       {"Grammar::json_object", [&] { Grammar::json_object(w.vocabulary); }},

@@ -70,7 +70,7 @@ def trace(model: torch.nn.Module, *, context: int) -> Sound:
     else:
         example = (spectrogram,)
         become(skeleton, kind, _encode)
-    with interface.instead(dict.fromkeys(skeleton.model.audio_tower.modules(), _attention)):
+    with interface.instead(dict.fromkeys(skeleton.model.audio_tower.modules(), interface.attend_all)):
         encoder = traced(skeleton, example, ({},) * len(example))
     found = pictures.output_of(encoder)
     rows, width = (int(size) for size in found.shape)
@@ -90,13 +90,6 @@ def _encode_heard(self: Any, input_features: torch.Tensor, heard: torch.Tensor) 
     """Positions that are not heard are seen by none, as Qwen2AudioModel masks them."""
     hidden = self.model.audio_tower(input_features, attention_mask=heard[:, None, None, :])
     return self.model.multi_modal_projector(hidden.last_hidden_state).flatten(0, 1)
-
-
-def _attention(module, query, key, value, mask, scaling, position_bias):
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    mask = mask if torch.is_tensor(mask) else None
-    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    return found.transpose(1, 2).contiguous()
 
 
 def metadata(checkpoint: Checkpoint, processor: Any, sound: Sound) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from graft.llm.trace import without_weights
 
 # Buffers in old checkpoints that models compute themselves.
 _COMPUTED = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
+_TRAINING = (".masked_spec_embed",)  # parameters that only training reads
 
 
 @dataclass
@@ -26,11 +27,26 @@ class Checkpoint:
     folder: Path | None = None  # with config.json, where it was read from one
 
 
+def decodes_by_ctc(config: Any) -> bool:
+    """Whether it is the configuration of a model with a head for CTC. Those of an encoder alone are not told apart by their
+    model_type."""
+    names = getattr(config, "architectures", None) or ()
+    return any(name.endswith("ForCTC") for name in names)
+
+
+def for_inference(config: Any) -> None:
+    """Of a model that is read from files: without the parameters that mask features in training, which files may lack."""
+    if hasattr(config, "mask_time_prob"):
+        config.mask_time_prob = config.mask_feature_prob = 0.0
+
+
 def auto_class(config: Any) -> Any:
     """The class of transformers that makes models of this kind with a head that gives logits."""
     import transformers
     from transformers.models.auto import modeling_auto
 
+    if decodes_by_ctc(config):
+        return transformers.AutoModelForCTC
     if type(config) in modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and hasattr(config, "vision_config"):
         return transformers.AutoModelForImageTextToText
     if type(config) in modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING and hasattr(config, "audio_config"):
@@ -144,7 +160,7 @@ def _left_over(
             # A checkpoint may write a tied weight twice.
             if tied[own] in taken and not _same(found[name], taken[tied[own]]):
                 raise ExportError(f"expected '{name}' equal to '{tied[own]}', its tied twin, found others")
-        elif not name.endswith(_COMPUTED) and not any(pattern.search(n) for n in (name, own) for pattern in ignored):
+        elif not name.endswith(_COMPUTED + _TRAINING) and not any(pattern.search(n) for n in (name, own) for pattern in ignored):
             left.add(name)
     return left
 

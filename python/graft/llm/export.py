@@ -20,7 +20,7 @@ from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import Blob, StoredWeight
 from graft.llm.checkpoint import Checkpoint, tied_names
 from graft.llm import stages as cutting
-from graft.llm import audio, picture_files, pictures, text_runner
+from graft.llm import audio, ctc, picture_files, pictures, speech, text_runner
 from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
@@ -76,8 +76,8 @@ def export_llm(
     stages: into how many packages the layers are divided, which processes or hosts run one after the other (docs/stages.md):
         model.stage0.pte, model.stage1.pte, ... for a path of model.pte. The first has the tokenizer. All are of one export:
         others refuse them.
-    processor: of a model in memory that takes pictures (LLaVA, SmolVLM, Qwen-VL, ...): how they become its input, and
-        the tokenizer. Of a folder or name it is read from there.
+    processor: of a model in memory that takes pictures (LLaVA, SmolVLM, Qwen-VL, ...) or sound: how they become its input,
+        and the tokenizer. Of a folder or name it is read from there.
     text_only: of a model that takes pictures, its text part alone.
     progress: print on stderr what is done.
     delegate_options: how methods run under ExecuTorch where nobody says otherwise, by the names of
@@ -87,9 +87,11 @@ def export_llm(
     The method that graft runs is step(input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K])
     -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for padding; logits_to_keep are
     indices along T. A model with an encoder and a decoder has encode(input_ids [B, S], attention_mask [B, S]) or
-    encode(input_features [B, M, F]) besides, which runs once for an input and leaves the keys and values of its output
+    encode(input_features [B, M, F]) or encode(input_values [B, samples]) besides, which runs once for an input and leaves the keys and values of its output
     in the cache. A model that takes pictures has encode_image, which makes rows of features of one, and
-    step_with_images, which is step with these in the place of some tokens. For ExecuTorch's runners of language models
+    step_with_images, which is step with these in the place of some tokens. A model of speech that is decoded by CTC
+    (Wav2Vec2ForCTC, HubertForCTC, ParakeetForCTC) has encode alone, for `graft.Transcriber`: input_values [1, samples] or
+    input_features [1, frames, mels] -> logits [1, T, V]. For ExecuTorch's runners of language models
     there are forward(tokens [1, T], start_pos [1]) -> logits [1, 1, V] of the last token, on the same cache, and, without
     an encoder, the constants that they ask for (get_max_seq_len, ...).
 
@@ -151,6 +153,23 @@ def write_package(
     say = say_on_stderr if progress else silent
     say(f"reading {model if isinstance(model, (str, os.PathLike)) else type(model).__name__}")
     checkpoint = open_checkpoint(model)
+    if type(checkpoint.model).__name__.endswith("ForCTC"):
+        kind = type(checkpoint.model).__name__
+        for name, given in {"context": context, "plans": plans, "text_only": text_only, "stages": stages > 1}.items():
+            if given:
+                raise ExportError(f"expected no {name}: {kind} is no language model")
+        return ctc.write(
+            checkpoint,
+            target,
+            weights=weights,
+            quantize=quantize,
+            pack=pack,
+            processor=processor,
+            progress=progress,
+            say=say,
+            delegate_options=delegate_options,
+            predicate=predicate,
+        )
     config = checkpoint.model.config.get_text_config()
     with_encoder = bool(getattr(config, "is_encoder_decoder", False))
     if stages > 1 and with_encoder:
@@ -167,7 +186,8 @@ def write_package(
         audio.check(checkpoint.model)
         if stages > 1:
             raise ExportError(f"{type(checkpoint.model).__name__} is cut into stages with text_only=True alone")
-    if processor is not None and not with_pictures and not with_audio:
+    with_samples = getattr(checkpoint.model, "main_input_name", "") == "input_values"
+    if processor is not None and not with_pictures and not with_audio and not with_samples:
         raise ExportError(f"expected no processor: {type(checkpoint.model).__name__} is exported for text alone")
     attending = with_encoder or attends(config)
     most = _most_tokens(config, _DECODER_SIZES) if attending else None
@@ -184,6 +204,9 @@ def write_package(
         from graft.llm import seq2seq
 
         encoder_context = _most_tokens(config, _ENCODER_SIZES) or context
+        if with_samples:
+            of_samples = speech.of_samples(checkpoint, processor, context)
+            encoder_context = seq2seq.positions_of(seq2seq.convolutions(checkpoint.model), of_samples["max_samples"])
         programs = seq2seq.trace(checkpoint.model, context=context, encoder_context=encoder_context)
     elif with_pictures:
         with pictures.masks_decide(checkpoint.model):
@@ -196,11 +219,7 @@ def write_package(
         sound = audio.trace(checkpoint.model, context=context)
         programs.update(sound.programs)
         heard = audio.metadata(checkpoint, processor, sound)
-    if quantize is not None:
-        rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
-        checkpoint.weights.update(quantized_weights(programs.values(), checkpoint, rules, say))
-    if pack:
-        checkpoint.weights.update({name: packed(stored) for name, stored in checkpoint.weights.items()})
+    change_weights(checkpoint, programs.values(), quantize, pack, say)
     placed = place(checkpoint, weights)
     described = {name: weight.described for name, weight in placed.items()}
     methods = {name: lower(program, described, predicate, name) for name, program in programs.items()}
@@ -230,6 +249,8 @@ def write_package(
     data.update(about)
     if with_encoder:
         metadata["encoder"] = _encoder_metadata(checkpoint, encoder_context)
+        if with_samples:
+            metadata["encoder"]["spoken"] = of_samples
     if with_pictures:
         metadata["images"] = picture_files.metadata(checkpoint, prepared, found)
     if with_audio:
@@ -254,6 +275,21 @@ def write_package(
 
 _MOST_ROWS = 1024  # of a plan made at export
 _MOST_STAGES = 1024
+
+
+def change_weights(
+    checkpoint: Checkpoint,
+    programs: Collection[ExportedProgram],
+    quantize: str | Mapping[str, str] | None,
+    pack: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Those that are quantized or packed take the place of the checkpoint's."""
+    if quantize is not None:
+        rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
+        checkpoint.weights.update(quantized_weights(programs, checkpoint, rules, say))
+    if pack:
+        checkpoint.weights.update({name: packed(stored) for name, stored in checkpoint.weights.items()})
 
 
 def weights_of(programs: Collection[ExportedProgram], placed: Mapping[str, _Placed]) -> list[_Placed]:
@@ -421,14 +457,12 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoder_metadata(checkpoint: Checkpoint, context: int) -> dict[str, Any]:
-    from graft.llm import seq2seq, speech
-
     config = checkpoint.model.config
     generation = json.loads(checkpoint.files.get("generation_config.json", b"{}"))
     start = generation.get("decoder_start_token_id", getattr(config, "decoder_start_token_id", None))
     described = speech.metadata(checkpoint, generation, context)
     return {
-        "input": "features" if seq2seq.takes_features(checkpoint.model) else "text",
+        "input": "text" if getattr(checkpoint.model, "main_input_name", "input_ids") == "input_ids" else "features",
         "context_length": context,
         "decoder_start_token_ids": [] if start is None else [start],
         **({"speech": described} if described else {}),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graft.errors import ExportError
-from graft.llm.checkpoint import Checkpoint, auto_class, make_empty, match, named_tensors
+from graft.llm.checkpoint import Checkpoint, auto_class, for_inference, make_empty, match, named_tensors
 from graft.llm.gguf import open_gguf
 from graft.llm.stored import Stored, of_tensor, read_checkpoint
 
@@ -86,6 +86,7 @@ def _of_folder(folder: Path, name: str) -> Checkpoint:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as e:
         raise ExportError(f"'{folder}' has no configuration that transformers reads: {e}") from e
+    for_inference(config)
     model = make_empty(config)
     weights = match(model, read_checkpoint(folder), name, lambda: _converted(folder))
     return Checkpoint(name, model, weights, text_files(folder), folder)

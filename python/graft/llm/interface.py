@@ -160,6 +160,22 @@ def _source_of(module: Any) -> int:
     return next(i for i, (mode, kind) in enumerate(modes) if mode == "store" and kind == module.layer_type)
 
 
+def attend_all(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    scaling: float | None,
+    position_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """For `instead`: everybody sees everybody, but for a mask that is given."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    mask = mask if torch.is_tensor(mask) else None
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return found.transpose(1, 2).contiguous()
+
+
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -188,7 +204,8 @@ def _attention(
         raise ExportError(f"{where}: expected the mask of graft, found {type(attention_mask).__name__}")
     if position_bias is not None and position_bias.dim() != 2:
         raise ExportError(f"{where}: expected a position_bias that depends on the distance alone, found another")
-    if is_causal is False or getattr(module, "is_causal", True) is False:
+    # A module that is causal says False where it hands a mask over, which is (Moonshine).
+    if getattr(module, "is_causal", is_causal) is False:
         raise ExportError(f"{where}: expected causal attention, found is_causal=False")
     if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
         raise ExportError(

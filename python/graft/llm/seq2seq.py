@@ -1,7 +1,8 @@
 """From a model with an encoder and a decoder to two programs, without their weights.
 
 `encode` runs the encoder, makes of its result the keys and values of every decoder layer, and leaves them in the cache:
-    input_ids [B, S], attention_mask [B, S], or input_features [B, M, F] -> tokens [B], how many each row has
+    input_ids [B, S], attention_mask [B, S], or input_features [B, M, F], or input_values [B, samples]
+    -> tokens [B], how many each row has
 `step` is the decoder, as of a model without an encoder:
     input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K] -> logits [B, K, V]
 A row that is encoded begins anew: its decoder's tokens are gone.
@@ -9,8 +10,9 @@ A row that is encoded begins anew: its decoder's tokens are gone.
 
 from __future__ import annotations
 
+import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,19 +23,26 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from graft.errors import ExportError
-from graft.llm import interface, ops
+from graft.llm import interface, ops, rope
 from graft.llm.trace import become, skeleton_of, traced
 
 #: What models call the attention of a decoder layer over the encoder's result.
 _CROSS = ("encoder_attn", "EncDecAttention")
+_SAMPLES = 16123  # of an example: a size that no other is equal to
+FEWEST_POSITIONS = 2  # of an encoder of samples
 
 
 def takes_features(model: torch.nn.Module) -> bool:
     return getattr(model, "main_input_name", "input_ids") == "input_features"
 
 
+def takes_samples(model: torch.nn.Module) -> bool:
+    return getattr(model, "main_input_name", "input_ids") == "input_values"
+
+
 def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict[str, ExportedProgram]:
-    """By method. context and encoder_context: the most tokens that a call of the decoder and the encoder takes."""
+    """By method. context and encoder_context: the most tokens that a call of the decoder and the encoder takes; of an
+    encoder of samples the most that it gives."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     skeleton = skeleton_of(model, mode).eval()
     parts = _Parts(skeleton)
@@ -45,6 +54,14 @@ def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict
         features = torch.zeros(2, *parts.feature_sizes(), dtype=torch.float32)
         become(skeleton, kind, lambda self, input_features: parts.encode_features(input_features))
         encode = traced(skeleton, (features,), ({0: batch},))
+    elif takes_samples(model):
+        rope.make_traceable(skeleton)
+        layers = convolutions(model)
+        fewest, most = (samples_of(layers, positions) for positions in (FEWEST_POSITIONS, encoder_context + 1))
+        # Sizes in convolutions are quotients, of which the tracer cannot prove what models check.
+        dims: dict[int, Any] = {0: batch, 1: Dim.DYNAMIC(min=fewest, max=most - 1)}
+        become(skeleton, kind, lambda self, input_values: parts.encode_samples(input_values))
+        encode = traced(skeleton, (torch.zeros(2, _SAMPLES, dtype=torch.float32),), (dims,))
     else:
         dims = {0: batch, 1: Dim("source", min=1, max=encoder_context)}
         become(skeleton, kind, lambda self, input_ids, attention_mask: parts.encode_text(input_ids, attention_mask))
@@ -63,6 +80,32 @@ def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
     return {"step": traced(skeleton, example, dims), "encode": encode}
+
+
+def convolutions(model: torch.nn.Module) -> list[tuple[int, int]]:
+    """Kernel and stride of those that an encoder of samples begins with, in order."""
+    found = [m for m in model.get_encoder().children() if isinstance(m, torch.nn.Conv1d)]
+    return [(m.kernel_size[0], m.stride[0]) for m in found]
+
+
+def samples_of(layers: Sequence[tuple[int, int]], positions: int) -> int:
+    """The least samples of which convolutions, by kernel and stride, make so many positions."""
+    for kernel, stride in reversed(layers):
+        positions = (positions - 1) * stride + kernel
+    return positions
+
+
+def positions_of(layers: Sequence[tuple[int, int]], samples: int) -> int:
+    """How many they make of so many samples."""
+    for kernel, stride in layers:
+        samples = (samples - kernel) // stride + 1
+    return samples
+
+
+class _EncoderOutput(BaseModelOutput):
+    """All of it is seen; models of sound ask."""
+
+    attention_mask = None
 
 
 class _EncoderLayer(DynamicLayer):
@@ -116,6 +159,11 @@ class _Parts:
             hidden = self.encoder(input_features)[0]
         return self._store(hidden, torch.arange(hidden.shape[1]).expand(hidden.shape[0], -1))
 
+    def encode_samples(self, input_values: torch.Tensor) -> torch.Tensor:
+        with interface.instead(dict.fromkeys(self.encoder.modules(), _encoder_attention)):
+            hidden = self.encoder(input_values)[0]
+        return self._store(hidden, torch.arange(hidden.shape[1]).expand(hidden.shape[0], -1))
+
     def _store(self, hidden: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         def store(module, query, key, value, *_):
             nonlocal position
@@ -141,6 +189,9 @@ class _Parts:
         if learned is not None:
             places = position_ids + getattr(learned, "offset", 0)
             learned.forward = lambda *_, **__: torch.nn.functional.embedding(places, learned.weight)
+        # The others with rotary embeddings, or biases by distance.
+        places_given = learned is None and "decoder_position_ids" in inspect.signature(kind.forward).parameters
+        more = {"decoder_position_ids": position_ids} if places_given else {}
         encoder_output = torch.zeros(input_ids.shape[0], 1, self.width, dtype=torch.float32)
         layers = len(self.cross)
         cache = EncoderDecoderCache(
@@ -150,9 +201,10 @@ class _Parts:
             return kind.forward(
                 self.model,
                 decoder_input_ids=input_ids,
-                encoder_outputs=BaseModelOutput(last_hidden_state=encoder_output),
+                encoder_outputs=_EncoderOutput(last_hidden_state=encoder_output),
                 past_key_values=cache,
                 use_cache=True,
+                **more,
             ).logits
 
 
@@ -180,4 +232,4 @@ def _encoder_attention(module, query, key, value, mask, scaling, position_bias):
     return result.transpose(1, 2).contiguous()
 
 
-__all__ = ["takes_features", "trace"]
+__all__ = ["convolutions", "positions_of", "samples_of", "takes_features", "takes_samples", "trace"]

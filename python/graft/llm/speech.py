@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from graft.errors import ExportError
+from graft.llm import ctc, seq2seq
 from graft.llm.checkpoint import Checkpoint
+from graft.llm.picture_files import take_tokenizer
 
 _STRIDE = 2  # frames of a spectrogram for one position of Whisper's encoder
+# The most of a text of Moonshine, with the token that begins it: as its authors generate, and transformers documents.
+_TOKENS_PER_SECOND = 6.5
 # Of preprocessor_config.json: what WhisperFeatureExtractor takes where it says nothing.
 _DEFAULTS = {"sampling_rate": 16000, "n_fft": 400, "hop_length": 160, "dither": 0.0}
 
@@ -38,6 +42,32 @@ def metadata(checkpoint: Checkpoint, generation: Mapping[str, Any], context: int
         "suppressed_tokens": suppressed,
         "suppressed_first_tokens": generation.get("begin_suppress_tokens") or [],
         **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def of_samples(checkpoint: Checkpoint, processor: Any, context: int) -> dict[str, Any]:
+    """For `graft.llm.json`, of Moonshine, whose encoder reads samples. context: tokens of the decoder, which say how long a
+    sound may be. Raises ExportError for a model without a feature extractor, and others."""
+    kind = type(checkpoint.model).__name__
+    if checkpoint.model.config.model_type != "moonshine":
+        raise ExportError(f"{kind} cannot be exported; of models that read samples expected Moonshine")
+    if processor is None and checkpoint.folder is None:
+        raise ExportError(f"expected the processor of a {kind} in memory (processor=)")
+    if processor is None:
+        extractor = ctc.read_processor(checkpoint.folder).feature_extractor
+    else:
+        extractor = processor.feature_extractor
+        take_tokenizer(checkpoint, processor)
+    rate = extractor.sampling_rate
+    layers = seq2seq.convolutions(checkpoint.model)
+    # A sound's text may have int(samples * _TOKENS_PER_SECOND / rate) tokens, at most `context`.
+    most = int((context + 1) * rate / _TOKENS_PER_SECOND) - 1
+    return {
+        "sampling_rate": rate,
+        **ctc.samples(extractor),
+        "tokens_per_second": _TOKENS_PER_SECOND,
+        "min_samples": seq2seq.samples_of(layers, seq2seq.FEWEST_POSITIONS),
+        "max_samples": most,
     }
 
 

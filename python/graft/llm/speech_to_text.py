@@ -51,7 +51,7 @@ class Transcription:
 
 
 class Transcriber:
-    """Turns speech into text, of any length, by a model such as Whisper.
+    """Turns speech into text by a model such as Whisper, of any length, or one of CTC such as Wav2Vec2 and Parakeet.
 
     transcriber = graft.Transcriber("whisper.pte")
     print(transcriber("speech.mp3").text)
@@ -70,8 +70,7 @@ class Transcriber:
     ) -> None:
         files = [os.fspath(file) for file in weights]
         precision = arrays.matmul_precision()
-        model: Any = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
-        self._transcriber: Any = _C.Transcriber(model, threads)
+        self._transcriber: Any = _C.Transcriber(os.fspath(path), os.fspath(tokenizer), files, device, precision, threads)
 
     def __call__(
         self,
@@ -86,7 +85,8 @@ class Transcriber:
         each segment as its window is done. settings, as in generate() of transformers' Whisper: language ("en"; by default
         the model says), task ("transcribe" or "translate"), prompt, return_timestamps (True), temperatures ([0]; the next one
         is tried where a window fails a threshold), compression_ratio_threshold, logprob_threshold, no_speech_threshold,
-        condition_on_prev_tokens, seed."""
+        condition_on_prev_tokens, seed. Models without time stamps take none of these, give one segment, and raise
+        InvalidArgument for sound that is longer than they take."""
         if isinstance(audio, (str, os.PathLike)):
             if sampling_rate is not None:
                 raise InvalidArgument("expected no sampling_rate: a file has its own")
@@ -100,9 +100,12 @@ class Transcriber:
         return Transcription(_str(text), language, [_segment(found) for found in segments])
 
     def features(self, samples: Array) -> np.ndarray:
-        """The encoder's input [mels, frames], f32, for samples [n] at `sampling_rate`: of at least one window."""
+        """The encoder's input, f32, for samples [n] at `sampling_rate`: of Whisper [mels, frames], of at least one window; of
+        Parakeet [frames, mels]; of models that take samples [n]."""
         found = np.frombuffer(self._transcriber.features(as_samples(samples)), dtype=np.float32)
-        return found.reshape(self._transcriber.mels, -1)
+        if not (mels := self._transcriber.mels):
+            return found
+        return found.reshape((mels, -1) if self._transcriber.mels_first else (-1, mels))
 
     @property
     def sampling_rate(self) -> int:

@@ -34,16 +34,24 @@ SpeechRequest read_request(App& app, Call& call, const std::string& task) {
   }
   if (request.file.empty()) bad_request("file", "'file' is needed: a file of WAV, FLAC or MP3");
   request.options.task = task;
-  read_transcription_options(fields, request.options);
+  const SpeechModelInfo& speech = request.model->speech->info();
+  read_transcription_options(fields, speech, request.options);
   check_prompt_bytes(request.options.prompt.size(), app.options.limits);
   request.format = fields.text("response_format").value_or("json");
   constexpr std::string_view formats[] = {"json", "text", "srt", "verbose_json", "vtt"};
   if (std::ranges::find(formats, request.format) == std::end(formats))
     bad_request("response_format", "'response_format' must be json, text, srt, verbose_json or vtt, found '",
                 request.format, "'");
+  if (!speech.timestamps && (request.format == "srt" || request.format == "vtt"))
+    throw ApiError(400,
+                   "'response_format' is '" + request.format + "', and " + speech.architecture +
+                       " has no time stamps: json, text and verbose_json are supported",
+                   "response_format", "unsupported_parameter");
   request.stream = fields.boolean("stream").value_or(false);
   if (request.stream && request.format != "json")
     bad_request("response_format", "'response_format' must be json with 'stream', found '", request.format, "'");
+  if (!speech.timestamps)
+    fields.refuse("timestamp_granularities", "is not supported: " + speech.architecture + " has no time stamps");
   if (const Json* granularities = fields.array("timestamp_granularities"))
     for (const Json& granularity : *granularities)
       if (!is_text(granularity, "segment"))

@@ -1,4 +1,5 @@
-"""Small models of speech with random weights, as folders that transformers saves: Whisper with a tokenizer of bytes."""
+"""Small models of speech with random weights, as folders that transformers saves: Whisper with a tokenizer of bytes, and
+Moonshine."""
 
 from __future__ import annotations
 
@@ -99,6 +100,48 @@ def save_whisper(folder: Path, *, seconds: int = 1, context: int = 64, multiling
     model.save_pretrained(folder)
     save_tokenizer(folder, ids)
     extractor(seconds).save_pretrained(folder)
+    return folder
+
+
+def save_moonshine(folder: Path, *, context: int = 24, normalize: bool = False, seed: int = 0) -> Path:
+    """context: the most tokens of a text, at 6.5 per second of sound."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    ids = {name: i for i, name in enumerate(["<unk>", "<s>", "</s>", *letters])}
+    config = transformers.MoonshineConfig(
+        vocab_size=len(ids),
+        hidden_size=48,
+        intermediate_size=64,
+        encoder_num_hidden_layers=2,
+        decoder_num_hidden_layers=2,
+        encoder_num_attention_heads=4,
+        decoder_num_attention_heads=4,
+        pad_head_dim_to_multiple_of=8,
+        max_position_embeddings=context,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.9},
+    )
+    torch.manual_seed(seed)
+    model = transformers.MoonshineForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+            elif "embed" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.5)
+            else:
+                parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter[0].numel() ** 0.5)
+        model.model.decoder.embed_tokens.weight[ids["</s>"]] *= 1.5
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    model = tokenizers.models.BPE(vocab=ids, merges=[])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    fast.save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(do_normalize=normalize, return_attention_mask=True).save_pretrained(folder)
     return folder
 
 
