@@ -13,7 +13,7 @@
 #include "graft/llm.h"
 
 // Speech to text with models such as Whisper, and those whose classification by connectionist temporal classification
-// (CTC) makes text: Wav2Vec2, HuBERT, Parakeet.
+// (CTC) makes text: Wav2Vec2, HuBERT, WavLM, Parakeet.
 //
 //   graft::Transcriber transcriber("whisper.pte");
 //   std::cout << transcriber.transcribe(graft::load_audio("speech.mp3")).text;

@@ -12,7 +12,7 @@ namespace graft::llm {
 void check_plain_options(const SpeechModelInfo& info, const TranscriptionOptions& options) {
   const auto refuse = [&](bool given, const char* name) {
     GRAFT_CHECK(InvalidArgument, !given, "'", name, "' is not supported by ", info.architecture,
-                ", which knows no time stamps, languages and tasks: such as Whisper do");
+                ": models with time stamps such as Whisper take it");
   };
   refuse(!options.language.empty(), "language");
   refuse(options.task != "transcribe", "task");

@@ -26,7 +26,15 @@ from graft.llm.trace import become, skeleton_of, traced
 #: Named data of the package.
 METADATA = "graft.ctc.json"
 #: model_type: whether it takes samples; the others take spectrograms.
-FAMILIES = {"wav2vec2": True, "hubert": True, "parakeet_ctc": False}
+FAMILIES = {
+    "wav2vec2": True,
+    "hubert": True,
+    "wavlm": True,
+    "unispeech": True,
+    "unispeech-sat": True,
+    "data2vec-audio": True,
+    "parakeet_ctc": False,
+}
 _MOST_SAMPLES = 1 << 24  # of one call where the model names no limit: 17 minutes at 16 kHz
 _FEWEST_POSITIONS = 2  # of the encoder's output
 _SAMPLES, _FRAMES = 16123, 205  # of the example: sizes that no other is equal to

@@ -89,6 +89,10 @@ CTC_MODELS = [
         tokenizer={"do_lower_case": True, "clean_up_tokenization_spaces": True},
     ),
     CtcModel("hubert", "HubertForCTC", _WAV2VEC2),
+    CtcModel("wavlm", "WavLMForCTC", _WAV2VEC2),
+    CtcModel("unispeech", "UniSpeechForCTC", _WAV2VEC2),
+    CtcModel("unispeech-sat", "UniSpeechSatForCTC", _WAV2VEC2),
+    CtcModel("data2vec-audio", "Data2VecAudioForCTC", _WAV2VEC2),
     CtcModel(
         "parakeet",
         "ParakeetForCTC",

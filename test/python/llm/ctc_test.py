@@ -200,9 +200,9 @@ def test_wrong_exports(tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "adapter_attn_dim": 16}))
     with pytest.raises(graft.ExportError):
         graft.export_llm(folder, tmp_path / "a.pte")
-    kind = transformers.UniSpeechForCTC
+    kind = transformers.Wav2Vec2ConformerForCTC
     model = kind(kind.config_class(**BY_NAME["wav2vec2"].settings))
-    with pytest.raises(graft.ExportError, match="UniSpeechForCTC cannot be exported; expected one of hubert, parakeet_ctc, wav2vec2"):
+    with pytest.raises(graft.ExportError, match="Wav2Vec2ConformerForCTC cannot be exported; expected one of .*hubert, parakeet_ctc"):
         graft.export_llm(model, tmp_path / "a.pte")
 
 
@@ -219,12 +219,42 @@ def test_checkpoints_without_the_mask_of_training(tmp_path):
     assert whole(sound(1), sampling_rate=RATE) == without(sound(1), sampling_rate=RATE)
 
 
-def test_damaged_packages(pair, tmp_path):
-    """No language model, and none whose description does not fit its method."""
+def test_packages_of_others(pair):
     with pytest.raises(graft.InvalidArgument, match="is not the package of a language model"):
         graft.TextGenerator(pair.package)
-    with pytest.raises(graft.InvalidArgument, match="expected no tokenizer") if pair.kind.name != "parakeet" else pytest.raises(graft.Error):
+    kind = graft.InvalidArgument if pair.kind.name != "parakeet" else graft.NotFound
+    with pytest.raises(kind, match="expected no tokenizer" if pair.kind.name != "parakeet" else "nothing"):
         graft.Transcriber(pair.package, tokenizer=pair.folder / "nothing")
+
+
+def test_damaged_packages(tmp_path):
+    """Whose description cannot be read, or does not fit the method."""
+    pair = Pair(BY_NAME["wav2vec2"], tmp_path)
+    whole = pair.package.read_bytes()
+    for old, new, said in [
+        (b'"sampling_rate": 16000', b'"sampling_rate": "1600', "'graft.ctc.json' cannot be read"),
+        (b'"sampling_rate": 16000', b'"sampling_rate":     0', "'sampling_rate' must be from 1 to 768000, found 0"),
+        (b'"vocab_size": 32', b'"vocab_size": 31', "expected pieces of 31 tokens, found 32"),
+        (b'"blank_id": 0', b'"blank_id":-1', "the blank -1 is not in the vocabulary of 32 tokens"),
+        (b'"normalize": true', b'"n_fft"    : true', "'graft.ctc.json' cannot be read"),
+        (b'"normalize"', b'"no_m_lize"', "'graft.ctc.json' cannot be read"),
+    ]:
+        assert whole.count(old) == 1 and len(old) == len(new)
+        path = tmp_path / "damaged.pte"
+        path.write_bytes(whole.replace(old, new))
+        with pytest.raises(graft.InvalidProgram, match=said):
+            graft.Transcriber(path)
+    pair = Pair(BY_NAME["parakeet"], tmp_path / "other")
+    whole = pair.package.read_bytes()
+    for old, new, said in [
+        (b'"mels": 80', b'"mels": 40', "the method 'encode' is not the one that 'graft.ctc.json' describes"),
+        (b'"win_length": 400', b'"win_length": 999', "'win_length' must be from 1 to 512, found 999"),
+        (b'"preemphasis": 0.97', b'"preemphasis": 9.97', "a preemphasis from 0 to 1, found 512 and 9.97"),
+    ]:
+        assert whole.count(old) == 1
+        path.write_bytes(whole.replace(old, new))
+        with pytest.raises(graft.InvalidProgram, match=said):
+            graft.Transcriber(path)
 
 
 def test_command_line(pair, tmp_path):
