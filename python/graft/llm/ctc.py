@@ -28,6 +28,7 @@ METADATA = "graft.ctc.json"
 #: model_type: whether it takes samples; the others take spectrograms.
 FAMILIES = {
     "wav2vec2": True,
+    "wav2vec2-conformer": True,
     "hubert": True,
     "wavlm": True,
     "unispeech": True,
@@ -59,8 +60,10 @@ def trace(model: torch.nn.Module) -> ExportedProgram:
     kind = type(skeleton)
     if FAMILIES[config.model_type]:
         example = torch.zeros(1, _SAMPLES, dtype=torch.float32)
-        least = seq2seq.samples_of(list(zip(config.conv_kernel, config.conv_stride)), _FEWEST_POSITIONS)
-        most = _MOST_SAMPLES
+        layers = list(zip(config.conv_kernel, config.conv_stride))
+        least, most = seq2seq.samples_of(layers, _FEWEST_POSITIONS), _MOST_SAMPLES
+        if getattr(config, "position_embeddings_type", None) == "relative":  # a table of so many
+            most = min(most, seq2seq.samples_of(layers, config.max_source_positions + 1) - 1)
         become(skeleton, kind, lambda self, input_values: kind.forward(self, input_values).logits)
     else:
         encoder = config.encoder_config

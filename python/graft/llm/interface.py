@@ -169,9 +169,13 @@ def attend_all(
     scaling: float | None,
     position_bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """For `instead`: everybody sees everybody, but for a mask that is given."""
+    """For `instead`: everybody sees everybody, but for a mask that is given; a position_bias is added to scores."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mask = mask if torch.is_tensor(mask) else None
+    if position_bias is not None:
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.where(mask, 0.0, -torch.inf)
+        mask = position_bias if mask is None else mask + position_bias
     found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return found.transpose(1, 2).contiguous()
 

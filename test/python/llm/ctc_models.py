@@ -89,6 +89,12 @@ CTC_MODELS = [
         tokenizer={"do_lower_case": True, "clean_up_tokenization_spaces": True},
     ),
     CtcModel("hubert", "HubertForCTC", _WAV2VEC2),
+    CtcModel(
+        "conformer",
+        "Wav2Vec2ConformerForCTC",
+        {**_WAV2VEC2, "position_embeddings_type": "relative", "max_source_positions": 250},
+    ),
+    CtcModel("conformer-rotary", "Wav2Vec2ConformerForCTC", {**_WAV2VEC2, "position_embeddings_type": "rotary"}),
     CtcModel("wavlm", "WavLMForCTC", _WAV2VEC2),
     CtcModel("unispeech", "UniSpeechForCTC", _WAV2VEC2),
     CtcModel("unispeech-sat", "UniSpeechSatForCTC", _WAV2VEC2),
