@@ -6,8 +6,6 @@ The package has one method, `encode`, of one sound of any length in bounds:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from graft.errors import ExportError
 from graft.llm import interface, seq2seq
 from graft.llm.checkpoint import Checkpoint
-from graft.llm.lower import lower
 from graft.llm.picture_files import take_tokenizer
 from graft.llm.trace import become, skeleton_of, traced
 
@@ -167,38 +164,4 @@ def _pieces(tokenizer: Any, vocabulary: int) -> dict[str, Any] | None:
     }
 
 
-def write(
-    checkpoint: Checkpoint,
-    target: Path,
-    *,
-    weights: str,
-    quantize: str | Mapping[str, str] | None,
-    pack: bool,
-    processor: Any,
-    progress: bool,
-    say: Callable[[str], None],
-    delegate_options: Mapping[str, int | str] | None,
-    predicate: Any,
-) -> Path:
-    """`graft.export_llm` of such a model."""
-    from graft.llm import container
-    from graft.llm import export as packages
-
-    check(checkpoint.model)
-    about = metadata(checkpoint, processor)
-    say(f"tracing {type(checkpoint.model).__name__}")
-    program = trace(checkpoint.model)
-    packages.change_weights(checkpoint, [program], quantize, pack, say)
-    placed = packages.place(checkpoint, weights)
-    methods = {"encode": lower(program, {name: weight.described for name, weight in placed.items()}, predicate, "encode")}
-    used = packages.weights_of([program], placed)
-    bar, data = packages.weight_data(used, target, weights, progress, say)
-    data.update({f"graft.{name}": content for name, content in checkpoint.files.items()})
-    data[METADATA] = json.dumps(about, indent=1).encode()
-    say(f"writing {target}, {bar.total} bytes of weights")
-    with bar:
-        container.write(target, methods, data, {}, dict(delegate_options or {}))
-    return target
-
-
-__all__ = ["FAMILIES", "METADATA", "check", "metadata", "trace", "write"]
+__all__ = ["FAMILIES", "METADATA", "check", "metadata", "trace"]

@@ -158,17 +158,8 @@ def write_package(
         for name, given in {"context": context, "plans": plans, "text_only": text_only, "stages": stages > 1}.items():
             if given:
                 raise ExportError(f"expected no {name}: {kind} is no language model")
-        return ctc.write(
-            checkpoint,
-            target,
-            weights=weights,
-            quantize=quantize,
-            pack=pack,
-            processor=processor,
-            progress=progress,
-            say=say,
-            delegate_options=delegate_options,
-            predicate=predicate,
+        return _write_ctc(
+            checkpoint, target, weights, quantize, pack, processor, progress, delegate_options, predicate
         )
     config = checkpoint.model.config.get_text_config()
     with_encoder = bool(getattr(config, "is_encoder_decoder", False))
@@ -219,7 +210,7 @@ def write_package(
         sound = audio.trace(checkpoint.model, context=context)
         programs.update(sound.programs)
         heard = audio.metadata(checkpoint, processor, sound)
-    change_weights(checkpoint, programs.values(), quantize, pack, say)
+    _change_weights(checkpoint, programs.values(), quantize, pack, say)
     placed = place(checkpoint, weights)
     described = {name: weight.described for name, weight in placed.items()}
     methods = {name: lower(program, described, predicate, name) for name, program in programs.items()}
@@ -273,11 +264,42 @@ def write_package(
     return target
 
 
+def _write_ctc(
+    checkpoint: Checkpoint,
+    target: Path,
+    weights: str,
+    quantize: str | Mapping[str, str] | None,
+    pack: bool,
+    processor: Any,
+    progress: bool,
+    delegate_options: Mapping[str, int | str] | None,
+    predicate: Predicate | None,
+) -> Path:
+    """Of a model of speech that is no language model: its one method, and what its sound becomes."""
+    from graft.llm import container
+
+    say = say_on_stderr if progress else silent
+    ctc.check(checkpoint.model)
+    about = ctc.metadata(checkpoint, processor)
+    say(f"tracing {type(checkpoint.model).__name__}")
+    program = ctc.trace(checkpoint.model)
+    _change_weights(checkpoint, [program], quantize, pack, say)
+    placed = place(checkpoint, weights)
+    methods = {"encode": lower(program, {name: weight.described for name, weight in placed.items()}, predicate, "encode")}
+    bar, data = weight_data(weights_of([program], placed), target, weights, progress, say)
+    data.update({f"graft.{name}": content for name, content in checkpoint.files.items()})
+    data[ctc.METADATA] = json.dumps(about, indent=1).encode()
+    say(f"writing {target}, {bar.total} bytes of weights")
+    with bar:
+        container.write(target, methods, data, {}, dict(delegate_options or {}))
+    return target
+
+
 _MOST_ROWS = 1024  # of a plan made at export
 _MOST_STAGES = 1024
 
 
-def change_weights(
+def _change_weights(
     checkpoint: Checkpoint,
     programs: Collection[ExportedProgram],
     quantize: str | Mapping[str, str] | None,
