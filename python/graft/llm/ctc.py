@@ -75,8 +75,8 @@ def trace(model: torch.nn.Module) -> ExportedProgram:
 
 
 def metadata(checkpoint: Checkpoint, processor: Any) -> dict[str, Any]:
-    """For `graft.ctc.json`; leaves the tokenizer with the checkpoint. processor: of a model in memory; of a folder it is read
-    from there."""
+    """For `graft.ctc.json`; leaves the tokenizer with the checkpoint. processor: of a model in memory; of a folder it is
+    read from there."""
     model = checkpoint.model
     if processor is None:
         if checkpoint.folder is None:
@@ -115,7 +115,7 @@ def read_processor(folder: Path) -> Any:
     import transformers
 
     try:
-        # Wav2Vec2Processor reads both; a class that needs a language model for its beams (pyctcdecode) is not asked for.
+        # Not by the processor's class: that of beams needs a language model and pyctcdecode.
         extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError) as e:

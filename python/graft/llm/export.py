@@ -76,8 +76,8 @@ def export_llm(
     stages: into how many packages the layers are divided, which processes or hosts run one after the other (docs/stages.md):
         model.stage0.pte, model.stage1.pte, ... for a path of model.pte. The first has the tokenizer. All are of one export:
         others refuse them.
-    processor: of a model in memory that takes pictures (LLaVA, SmolVLM, Qwen-VL, ...) or sound: how they become its input,
-        and the tokenizer. Of a folder or name it is read from there.
+    processor: of a model in memory that takes pictures (LLaVA, SmolVLM, Qwen-VL, ...) or sound: how they become its
+        input, and the tokenizer. Of a folder or name it is read from there.
     text_only: of a model that takes pictures, its text part alone.
     progress: print on stderr what is done.
     delegate_options: how methods run under ExecuTorch where nobody says otherwise, by the names of
@@ -87,11 +87,11 @@ def export_llm(
     The method that graft runs is step(input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K])
     -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for padding; logits_to_keep are
     indices along T. A model with an encoder and a decoder has encode(input_ids [B, S], attention_mask [B, S]) or
-    encode(input_features [B, M, F]) or encode(input_values [B, samples]) besides, which runs once for an input and leaves the keys and values of its output
-    in the cache. A model that takes pictures has encode_image, which makes rows of features of one, and
-    step_with_images, which is step with these in the place of some tokens. A model of speech that is decoded by CTC
-    (Wav2Vec2ForCTC, HubertForCTC, ParakeetForCTC) has encode alone, for `graft.Transcriber`: input_values [1, samples] or
-    input_features [1, frames, mels] -> logits [1, T, V]. For ExecuTorch's runners of language models
+    encode(input_features [B, M, F]) or encode(input_values [B, samples]) besides, which runs once for an input and leaves
+    the keys and values of its output in the cache. A model that takes pictures has encode_image, which makes rows of
+    features of one, and step_with_images, which is step with these in the place of some tokens. A model of speech that is
+    decoded by CTC (Wav2Vec2ForCTC, HubertForCTC, ParakeetForCTC, ...) has encode alone, for `graft.Transcriber`:
+    input_values [1, samples] or input_features [1, frames, mels] -> logits [1, T, V]. For ExecuTorch's runners of language models
     there are forward(tokens [1, T], start_pos [1]) -> logits [1, 1, V] of the last token, on the same cache, and, without
     an encoder, the constants that they ask for (get_max_seq_len, ...).
 
@@ -285,7 +285,8 @@ def _write_ctc(
     program = ctc.trace(checkpoint.model)
     _change_weights(checkpoint, [program], quantize, pack, say)
     placed = place(checkpoint, weights)
-    methods = {"encode": lower(program, {name: weight.described for name, weight in placed.items()}, predicate, "encode")}
+    described = {name: weight.described for name, weight in placed.items()}
+    methods = {"encode": lower(program, described, predicate, "encode")}
     bar, data = weight_data(weights_of([program], placed), target, weights, progress, say)
     data.update({f"graft.{name}": content for name, content in checkpoint.files.items()})
     data[ctc.METADATA] = json.dumps(about, indent=1).encode()

@@ -46,8 +46,8 @@ def metadata(checkpoint: Checkpoint, generation: Mapping[str, Any], context: int
 
 
 def of_samples(checkpoint: Checkpoint, processor: Any, context: int) -> dict[str, Any]:
-    """For `graft.llm.json`, of Moonshine, whose encoder reads samples. context: tokens of the decoder, which say how long a
-    sound may be. Raises ExportError for a model without a feature extractor, and others."""
+    """For `graft.llm.json`, of Moonshine, whose encoder reads samples. context: tokens of the decoder, which say how long
+    a sound may be. Raises ExportError for a model without a feature extractor, and others."""
     kind = type(checkpoint.model).__name__
     if checkpoint.model.config.model_type != "moonshine":
         raise ExportError(f"{kind} cannot be exported; of models that read samples expected Moonshine")

@@ -59,7 +59,8 @@ class CtcModel:
 
     def processor(self, folder: Path) -> Any:
         if self.kind == "ParakeetForCTC":
-            extractor = transformers.ParakeetFeatureExtractor(feature_size=self.settings["encoder_config"]["num_mel_bins"])
+            mels = self.settings["encoder_config"]["num_mel_bins"]
+            extractor = transformers.ParakeetFeatureExtractor(feature_size=mels)
             return transformers.ParakeetProcessor(extractor, _pieces_tokenizer())
         vocabulary = folder / "vocab.json"
         vocabulary.write_text(json.dumps({letter: i for i, letter in enumerate(LETTERS)}))
