@@ -104,13 +104,11 @@ _BLOCKS = masking_utils.blockwise_overlay(torch.zeros(1, 1, dtype=torch.long))._
 
 def _without_blocks(function: Any) -> tuple[Any, bool]:
     """Of a mask that is a union with blocks, the rest."""
-    if getattr(function, "__code__", None) is not _EITHER:
+    if getattr(function, "__code__", None) is not _EITHER or _blocks.get() is None:
         return function, False
     parts = function.__closure__[0].cell_contents
     rest = [part for part in parts if getattr(part, "__code__", None) is not _BLOCKS]
-    if len(rest) != 1 or len(parts) != 2 or _blocks.get() is None:
-        raise ExportError("expected a union of a mask and of blocks of tokens, found another")
-    return rest[0], True
+    return (rest[0], True) if len(rest) == 1 and len(parts) == 2 else (function, False)
 
 
 def _visible(function: Any) -> Visible:

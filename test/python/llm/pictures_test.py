@@ -401,7 +401,7 @@ def _llava_next() -> Any:
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [(_llava_next, "LlavaNextForConditionalGeneration cannot be exported with its pictures; expected one of gemma3, idefics3,")],
+    [(_llava_next, "LlavaNextForConditionalGeneration cannot be exported with its pictures; expected one of gemma3, gemma4,")],
     ids=["llava_next"],
 )
 def test_models_that_are_refused(tmp_path: Path, model: Any, message: str) -> None:
