@@ -15,6 +15,16 @@ constexpr std::int64_t kPadding = -1;  // cache_position of padding
 // step, a step with drafts); BatchGenerator takes a few prompt widths, and one size of step per batch size.
 constexpr std::size_t kCalls = 32;
 
+// The most tokens up to `count` that a run may have without cutting off some that see each other; where there are none,
+// the fewest above.
+template <typename Cuts>
+std::int64_t nearest_uncut(std::int64_t count, const Cuts& cuts) {
+  for (std::int64_t fewer = count; fewer > 0; --fewer)
+    if (!cuts(fewer)) return fewer;
+  while (cuts(count)) ++count;
+  return count;
+}
+
 DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, model, "a decoder needs a model");
   const LanguageModelInfo& info = model->info();
@@ -351,30 +361,20 @@ bool Decoder::Impl::cuts(std::size_t row, std::int64_t end) const {
 }
 
 std::int64_t Decoder::Impl::uncut(std::size_t row, std::int64_t count) const {
-  const std::int64_t first = lengths_[row];
-  std::int64_t fewer = count;
-  while (fewer > 0 && cuts(row, first + fewer)) --fewer;
-  if (fewer > 0) return fewer;
-  while (cuts(row, first + count)) ++count;
-  return count;
+  return nearest_uncut(count, [&](std::int64_t tokens) { return cuts(row, lengths_[row] + tokens); });
 }
 
 std::int64_t Decoder::Impl::prefill_width(std::span<const Tokens> rows, std::int64_t total, std::int64_t begin) const {
   const std::int64_t most = std::min(options.prefill_chunk_size, total - begin);
-  const auto cuts_none = [&](std::int64_t width) {
+  return nearest_uncut(most, [&](std::int64_t width) {
     for (std::size_t r = 0; r < rows.size(); ++r) {
       // Of the row's tokens that are left, those of this run; padding comes before them.
       const std::int64_t left = std::min(std::ssize(rows[r]), total - begin);
       const std::int64_t count = width - (total - begin - left);
-      if (count > 0 && cuts(r, lengths_[r] + count)) return false;
+      if (count > 0 && cuts(r, lengths_[r] + count)) return true;
     }
-    return true;
-  };
-  for (std::int64_t width = most; width > 0; --width)
-    if (cuts_none(width)) return width;
-  std::int64_t width = most;
-  while (!cuts_none(width)) ++width;
-  return width;
+    return false;
+  });
 }
 
 std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std::function<void(std::span<float>)>& take,
