@@ -27,11 +27,8 @@ void check_plain_options(const SpeechModelInfo& info, const TranscriptionOptions
 
 std::vector<float> samples_for(const SpeechModelInfo& info, const Audio& audio) {
   GRAFT_CHECK(InvalidArgument, audio.sampling_rate > 0 && !audio.samples.empty(), "there are no samples");
-  std::vector<float> samples = audio.sampling_rate == info.sampling_rate
-                                   ? audio.samples
-                                   : resample(audio.samples, audio.sampling_rate, info.sampling_rate);
-  check_samples(info, samples);
-  return samples;
+  return audio.sampling_rate == info.sampling_rate ? audio.samples
+                                                   : resample(audio.samples, audio.sampling_rate, info.sampling_rate);
 }
 
 void check_samples(const SpeechModelInfo& info, std::span<const float> samples) {

@@ -35,7 +35,7 @@ std::unique_ptr<Recognizer> make_ctc(const std::string& path, const LoadOptions&
 
 // Throws InvalidArgument for options that models without time stamps do not take.
 void check_plain_options(const SpeechModelInfo& info, const TranscriptionOptions& options);
-// The samples at the model's rate; throws InvalidArgument unless there are some that it takes.
+// The samples at the model's rate; throws InvalidArgument where there are none.
 std::vector<float> samples_for(const SpeechModelInfo& info, const Audio& audio);
 // Throws InvalidArgument for fewer or more samples than the model takes, and for such that are not finite.
 void check_samples(const SpeechModelInfo& info, std::span<const float> samples);
