@@ -70,9 +70,12 @@ PatchProcessing patch_processing_in(const Json& json) {
   out.patch_size = number_in(json, "patch_size", 1, 1 << 10);
   out.temporal_patch_size = number_in(json, "temporal_patch_size", 1, 1 << 6);
   out.merge_size = number_in(json, "merge_size", 1, 1 << 6);
-  out.min_pixels = number_in(json, "min_pixels", 1, kMaxImagePixels);
-  out.max_pixels = number_in(json, "max_pixels", 1, kMaxImagePixels);
-  if (json.contains("max_patches")) out.max_patches = number_in(json, "max_patches", 1, 1 << 20);
+  if (json.contains("max_patches")) {
+    out.max_patches = number_in(json, "max_patches", 1, 1 << 20);
+  } else {
+    out.min_pixels = number_in(json, "min_pixels", 1, kMaxImagePixels);
+    out.max_pixels = number_in(json, "max_pixels", 1, kMaxImagePixels);
+  }
   out.window = number_in(json, "window", 0, 1 << 10);
   out.table = number_in(json, "table", 0, 1 << 10);
   out.each = processing_in(json);

@@ -140,21 +140,21 @@ def _counted_tiles(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]
     return Preparation({"kind": "tiles", "tile": side, **tiles, **_plain(about)}, (side, side))
 
 
+def _expect_sizes(about: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+    for name, value in sizes.items():
+        if about[name] != value:
+            raise ExportError(f"expected a processor with {name} {value}, as the model's tower, found {about[name]}")
+
+
 def _pooled_patches(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> dict[str, Any]:
     _known(images, about, _POOLED)
     config = checkpoint.model.config.vision_config
-    for name in ("patch_size", "pooling_kernel_size"):
-        if about[name] != getattr(config, name):
-            raise ExportError(
-                f"expected a processor with {name} {getattr(config, name)}, as the model's tower, found {about[name]}"
-            )
+    _expect_sizes(about, {name: getattr(config, name) for name in ("patch_size", "pooling_kernel_size")})
     return {
         "kind": "patches",
         "patch_size": config.patch_size,
         "merge_size": config.pooling_kernel_size,
         "temporal_patch_size": 1,
-        "min_pixels": 1,
-        "max_pixels": 1,
         "max_patches": about["max_soft_tokens"] * config.pooling_kernel_size**2,
         "window": 0,
         "table": 0,
@@ -169,9 +169,7 @@ def _patches(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> d
         raise ExportError(f"expected a size of shortest_edge and longest_edge, found {size}")
     sizes = {"patch_size": config.patch_size, "merge_size": config.spatial_merge_size}
     sizes["temporal_patch_size"] = config.temporal_patch_size
-    for name, value in sizes.items():
-        if about[name] != value:
-            raise ExportError(f"expected a processor with {name} {value}, as the model's tower, found {about[name]}")
+    _expect_sizes(about, sizes)
     visual = checkpoint.model.model.visual
     table = 0
     if hasattr(visual, "pos_embed"):
