@@ -34,8 +34,7 @@ FAMILIES = {
     "parakeet_ctc": False,
 }
 _MOST_SAMPLES = 1 << 24  # of one call where the model names no limit: 17 minutes at 16 kHz
-_FEWEST_POSITIONS = 2  # of the encoder's output
-_SAMPLES, _FRAMES = 16123, 205  # of the example: sizes that no other is equal to
+_FRAMES = 205  # of the example: a size that no other is equal to
 
 
 def check(model: torch.nn.Module) -> None:
@@ -56,16 +55,16 @@ def trace(model: torch.nn.Module) -> ExportedProgram:
     skeleton = skeleton_of(model, mode).eval()
     kind = type(skeleton)
     if FAMILIES[config.model_type]:
-        example = torch.zeros(1, _SAMPLES, dtype=torch.float32)
+        example = torch.zeros(1, seq2seq.SAMPLES, dtype=torch.float32)
         layers = list(zip(config.conv_kernel, config.conv_stride))
-        least, most = seq2seq.samples_of(layers, _FEWEST_POSITIONS), _MOST_SAMPLES
+        least, most = seq2seq.samples_of(layers, seq2seq.FEWEST_POSITIONS), _MOST_SAMPLES
         if getattr(config, "position_embeddings_type", None) == "relative":  # a table of so many
             most = min(most, seq2seq.samples_of(layers, config.max_source_positions + 1) - 1)
         become(skeleton, kind, lambda self, input_values: kind.forward(self, input_values).logits)
     else:
         encoder = config.encoder_config
         example = torch.zeros(1, _FRAMES, encoder.num_mel_bins, dtype=torch.float32)
-        least = encoder.subsampling_factor * (_FEWEST_POSITIONS - 1) + 1
+        least = encoder.subsampling_factor * (seq2seq.FEWEST_POSITIONS - 1) + 1
         most = encoder.subsampling_factor * encoder.max_position_embeddings
         become(skeleton, kind, lambda self, input_features: kind.forward(self, input_features).logits)
     # Sizes in convolutions are quotients, of which the tracer cannot prove what models check.

@@ -20,7 +20,7 @@ from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import Blob, StoredWeight
 from graft.llm.checkpoint import Checkpoint, tied_names
 from graft.llm import stages as cutting
-from graft.llm import audio, ctc, picture_files, pictures, speech, text_runner
+from graft.llm import audio, ctc, picture_files, pictures, seq2seq, speech, text_runner
 from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
@@ -177,7 +177,7 @@ def write_package(
         audio.check(checkpoint.model)
         if stages > 1:
             raise ExportError(f"{type(checkpoint.model).__name__} is cut into stages with text_only=True alone")
-    with_samples = getattr(checkpoint.model, "main_input_name", "") == "input_values"
+    with_samples = seq2seq.takes_samples(checkpoint.model)
     if processor is not None and not with_pictures and not with_audio and not with_samples:
         raise ExportError(f"expected no processor: {type(checkpoint.model).__name__} is exported for text alone")
     attending = with_encoder or attends(config)
@@ -192,8 +192,6 @@ def write_package(
     from graft.llm import container  # ExecuTorch takes seconds to import: errors are reported before
 
     if with_encoder:
-        from graft.llm import seq2seq
-
         encoder_context = _most_tokens(config, _ENCODER_SIZES) or context
         if with_samples:
             of_samples = speech.of_samples(checkpoint, processor, context)
@@ -484,8 +482,9 @@ def _encoder_metadata(checkpoint: Checkpoint, context: int) -> dict[str, Any]:
     generation = json.loads(checkpoint.files.get("generation_config.json", b"{}"))
     start = generation.get("decoder_start_token_id", getattr(config, "decoder_start_token_id", None))
     described = speech.metadata(checkpoint, generation, context)
+    with_sound = seq2seq.takes_features(checkpoint.model) or seq2seq.takes_samples(checkpoint.model)
     return {
-        "input": "text" if getattr(checkpoint.model, "main_input_name", "input_ids") == "input_ids" else "features",
+        "input": "features" if with_sound else "text",
         "context_length": context,
         "decoder_start_token_ids": [] if start is None else [start],
         **({"speech": described} if described else {}),

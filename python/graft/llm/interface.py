@@ -167,8 +167,11 @@ def attend_all(
     scaling: float | None,
     position_bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """For `instead`: everybody sees everybody, but for a mask that is given; a position_bias is added to scores."""
+    """For `instead`: everybody sees everybody but padding, or what a mask of the model's own hides; a position_bias is
+    added to scores."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if (padding := getattr(mask, "padding", None)) is not None:
+        mask = torch.where(padding != 0, 0.0, -torch.inf)[:, None, None, :]
     mask = mask if torch.is_tensor(mask) else None
     if position_bias is not None:
         if mask is not None and mask.dtype == torch.bool:

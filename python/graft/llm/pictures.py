@@ -221,9 +221,7 @@ def _tower(model: Any) -> torch.nn.Module:
 
 def _both_ways(module, query, key, value, mask, scaling, position_bias):
     """There is no padding: tiles and patches are whole pictures."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    result = torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)
-    return result.transpose(1, 2).contiguous()
+    return interface.attend_all(module, query, key, value, None, scaling, None)
 
 
 def _encoder(model: Any, side: int) -> Callable[[torch.Tensor], torch.Tensor]:

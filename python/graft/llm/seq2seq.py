@@ -28,7 +28,7 @@ from graft.llm.trace import become, skeleton_of, traced
 
 #: What models call the attention of a decoder layer over the encoder's result.
 _CROSS = ("encoder_attn", "EncDecAttention")
-_SAMPLES = 16123  # of an example: a size that no other is equal to
+SAMPLES = 16123  # of an example: a size that no other is equal to
 FEWEST_POSITIONS = 2  # of an encoder of samples
 
 
@@ -52,7 +52,7 @@ def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict
 
     if takes_features(model):
         features = torch.zeros(2, *parts.feature_sizes(), dtype=torch.float32)
-        become(skeleton, kind, lambda self, input_features: parts.encode_features(input_features))
+        become(skeleton, kind, lambda self, input_features: parts.encode_sound(input_features))
         encode = traced(skeleton, (features,), ({0: batch},))
     elif takes_samples(model):
         rope.make_traceable(skeleton)
@@ -60,8 +60,8 @@ def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict
         fewest, most = (samples_of(layers, positions) for positions in (FEWEST_POSITIONS, encoder_context + 1))
         # Sizes in convolutions are quotients, of which the tracer cannot prove what models check.
         dims: dict[int, Any] = {0: batch, 1: Dim.DYNAMIC(min=fewest, max=most - 1)}
-        become(skeleton, kind, lambda self, input_values: parts.encode_samples(input_values))
-        encode = traced(skeleton, (torch.zeros(2, _SAMPLES, dtype=torch.float32),), (dims,))
+        become(skeleton, kind, lambda self, input_values: parts.encode_sound(input_values))
+        encode = traced(skeleton, (torch.zeros(2, SAMPLES, dtype=torch.float32),), (dims,))
     else:
         dims = {0: batch, 1: Dim("source", min=1, max=encoder_context)}
         become(skeleton, kind, lambda self, input_ids, attention_mask: parts.encode_text(input_ids, attention_mask))
@@ -150,18 +150,14 @@ class _Parts:
     def encode_text(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         real = attention_mask != 0
         position = torch.where(real, real.to(torch.long).cumsum(1) - 1, -1)
-        with interface.instead(dict.fromkeys(self.encoder.modules(), _encoder_attention)):
+        with interface.instead(dict.fromkeys(self.encoder.modules(), interface.attend_all)):
             hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
         return self._store(hidden, position)
 
-    def encode_features(self, input_features: torch.Tensor) -> torch.Tensor:
-        with interface.instead(dict.fromkeys(self.encoder.modules(), _encoder_attention)):
-            hidden = self.encoder(input_features)[0]
-        return self._store(hidden, torch.arange(hidden.shape[1]).expand(hidden.shape[0], -1))
-
-    def encode_samples(self, input_values: torch.Tensor) -> torch.Tensor:
-        with interface.instead(dict.fromkeys(self.encoder.modules(), _encoder_attention)):
-            hidden = self.encoder(input_values)[0]
+    def encode_sound(self, features: torch.Tensor) -> torch.Tensor:
+        """Spectrograms or samples."""
+        with interface.instead(dict.fromkeys(self.encoder.modules(), interface.attend_all)):
+            hidden = self.encoder(features)[0]
         return self._store(hidden, torch.arange(hidden.shape[1]).expand(hidden.shape[0], -1))
 
     def _store(self, hidden: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -218,18 +214,6 @@ def _bias_by_distance(self: torch.nn.Module, *_: Any, **__: Any) -> torch.Tensor
         max_distance=self.relative_attention_max_distance,
     )
     return self.relative_attention_bias(buckets).t()
-
-
-def _encoder_attention(module, query, key, value, mask, scaling, position_bias):
-    """Everybody sees all that is no padding."""
-    padding = getattr(mask, "padding", None)
-    added = position_bias
-    if padding is not None:
-        unseen = torch.where(padding != 0, 0.0, -torch.inf)[:, None, None, :]
-        added = unseen if added is None else added + unseen
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    result = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scale)
-    return result.transpose(1, 2).contiguous()
 
 
 __all__ = ["convolutions", "positions_of", "samples_of", "takes_features", "takes_samples", "trace"]
