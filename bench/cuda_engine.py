@@ -1,4 +1,4 @@
-"""What bench/cuda.py measures, and how: cases, and turns of an engine. llama.cpp's process reads this too, so it needs
+"""What bench/cuda_language.py measures, and how: cases, and turns of an engine. llama.cpp's process reads this too, so it needs
 neither graft nor PyTorch."""
 
 from __future__ import annotations

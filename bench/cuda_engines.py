@@ -1,4 +1,4 @@
-"""graft and PyTorch as engines of bench/cuda.py."""
+"""graft and PyTorch as engines of bench/cuda_language.py."""
 
 from __future__ import annotations
 

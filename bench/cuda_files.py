@@ -1,4 +1,4 @@
-"""Files of bench/cuda.py: GGUF files of random weights, and the programs that read them."""
+"""Files of bench/cuda_language.py: GGUF files of random weights, and the programs that read them."""
 
 from __future__ import annotations
 
@@ -139,6 +139,6 @@ def _ggml() -> ctypes.CDLL:
 
 
 def torch_model(config: Qwen3Config, device: torch.device) -> Any:
-    """In f32; `bench/cuda.py` copies the weights of each file into it."""
+    """In f32; `bench/cuda_language.py` copies the weights of each file into it."""
     with torch.device(device):
         return Qwen3ForCausalLM(config).eval().requires_grad_(False)

@@ -1,4 +1,4 @@
-"""llama.cpp for bench/cuda.py, in a process of its own: there it has a module of ggml that graft does not use.
+"""llama.cpp for bench/cuda_language.py, in a process of its own: there it has a module of ggml that graft does not use.
 
 That process sleeps in a read of its pipe while others have their turns. It times its own turns.
 """

@@ -1,7 +1,7 @@
 """Qwen3-0.6B's shape on a GPU: graft beside llama.cpp, and beside PyTorch in bf16.
 
-    python bench/cuda.py --export PROGRAMS              # once, where executorch is; a GPU is not needed
-    python bench/cuda.py --programs PROGRAMS FOLDER     # where the GPU is: numpy, torch, transformers, llama_cpp, graft
+    python bench/cuda_language.py --export PROGRAMS              # once, where executorch is; a GPU is not needed
+    python bench/cuda_language.py --programs PROGRAMS FOLDER     # where the GPU is: numpy, torch, transformers, llama_cpp, graft
 
 The second command writes GGUF files of random weights to FOLDER, one for each type, 1.2 GB at most. Engines take turns
 in every round, with the same tokens, which are given, not sampled; a turn ends when the logits are in the CPU's memory.
