@@ -231,6 +231,7 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
                 cells.append(f"{statistics.median(found):.2f} ({low:.2f} to {high:.2f})" if found else "")
             lines.append(_row([_title(peer, entry), *cells]))
         lines.append("")
+        lines += _beside_load(workload, entry, present)
         lines += _limits(workload, entry, ours)
         lines += _goals(workload, entry)
     for peer, reason in entry["left_out"].items():
@@ -239,6 +240,32 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
         lines.append("")
     lines += [f"{CAVEAT} {MINIMUM}", ""]
     return lines
+
+
+def _beside_load(workload: Workload, entry: dict[str, Any], present: list[str]) -> list[str]:
+    """Of the cases that have other work beside them: speed as a share of the same case's without it."""
+    loaded = [case for case in workload.cases if case.get("load")]
+    if not loaded:
+        return []
+    names = [f"{case['name']} (processor time left: {_left(workload, case):.3g})" for case in loaded]
+    lines = ["Speed beside that work as a share of the speed without it, median over the rounds:", ""]
+    lines += [_row(["", *names]), _row(["---", *["---:"] * len(names)])]
+    for peer in present:
+        cells = []
+        for case in loaded:
+            shares = [
+                statistics.median(turn["ms"][case["without"]][peer]) / statistics.median(turn["ms"][case["name"]][peer])
+                for turn in entry["rounds"]
+                if all(peer in turn["ms"][name] for name in (case["name"], case["without"]))
+            ]
+            cells.append(f"{statistics.median(shares):.2f}" if shares else "")
+        lines.append(_row([_title(peer, entry), *cells]))
+    return [*lines, ""]
+
+
+def _left(workload: Workload, case: dict[str, Any]) -> float:
+    """Of the processor time of a case's threads, what other work leaves them."""
+    return 1 - case["load"] / workload.threads
 
 
 def _limits(workload: Workload, entry: dict[str, Any], ours: str) -> list[str]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import neighbour
 import peers
 import report
 import workloads
@@ -249,11 +250,13 @@ def turns(names: list[str], case: str, number: int) -> list[str]:
     return random.Random(f"{case} {number}").sample(names, len(names))
 
 
-def one_turn(worker: Worker, case: str, number: int) -> dict[str, Any]:
+def one_turn(worker: Worker, case: dict[str, Any], number: int, core: int) -> dict[str, Any]:
+    """core: where the case has other work beside it, the one that it is on."""
     best: dict[str, Any] = {}
     for attempt in range(TURNS):
         time.sleep(SETTLE_SECONDS * (1 + attempt))
-        turn = worker.ask(do="turn", case=case, round=number)
+        with neighbour.beside(case.get("load", 0), core if case.get("pinned", True) else -1):
+            turn = worker.ask(do="turn", case=case["name"], round=number)
         if not best or turn["stolen"] < best["stolen"]:
             best = turn
         if best["stolen"] <= MOST_STOLEN:
@@ -271,7 +274,7 @@ def one_round(workload: Workload, entry: dict[str, Any], workers: dict[str, Work
         samples[case], errors[case], stolen[case] = {}, {}, {}
         for peer in turns(list(workers), case, number):
             try:
-                turn = one_turn(workers[peer], case, number)
+                turn = one_turn(workers[peer], workload.case(case), number, entry["cores"][-1])
             except PeerFailed as reason:
                 drop(entry, workers, peer, reason)
                 continue

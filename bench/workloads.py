@@ -51,6 +51,9 @@ def load(path: Path = BENCH / "workloads.toml") -> dict[str, Workload]:
                 raise ValueError(f"{path.name}: {workload.name}: a goal names an unknown case or peer: {goal}")
         if unknown := set(workload.readme) - set(workload.case_names):
             raise ValueError(f"{path.name}: {workload.name}: the README is to show an unknown case: {min(unknown)}")
+        for case in workload.cases:
+            if ("load" in case) != ("without" in case) or case.get("without", case["name"]) not in workload.case_names:
+                raise ValueError(f"{path.name}: {workload.name}: {case['name']} has a load, expected the case without it")
         if workload.name in workloads:
             raise ValueError(f"{path.name}: two workloads are named {workload.name}")
         workloads[workload.name] = workload

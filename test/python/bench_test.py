@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ def bench():
     before = set(sys.modules)
     try:
         yield {name: importlib.import_module(name) for name in (
-            "workloads", "peers", "report", "run", "machine", "vision", "kernels", "chart", "cuda_engine", "cuda_llama"
+            "workloads", "peers", "report", "run", "machine", "vision", "kernels", "chart", "cuda_engine", "cuda_llama",
+            "neighbour",
         )}
     finally:
         sys.path.remove(str(BENCH))
@@ -92,6 +94,36 @@ def test_table_states_ratios_goals_errors_and_who_is_missing(bench):
     assert "busy with other work (load average 9.5)" in bench["report"].markdown(
         {"workloads": {"w": entry}}, {"w": workload_of(bench)}
     )
+
+
+def test_speed_beside_other_work_is_told_as_a_share(bench):
+    cases = ({"name": "idle"}, {"name": "busy", "load": 0.5, "without": "idle"})
+    done = round_of({"graft": [3.0], "eager": [2.0]})
+    for key in ("ms", "max_abs_error"):
+        [value] = done[key].values()
+        done[key] = {"idle": value, "busy": value}
+    done["ms"] = {"idle": {"graft": [3.0], "eager": [2.0]}, "busy": {"graft": [4.0], "eager": [8.0]}}
+    text = bench["report"].markdown({"workloads": {"w": entry_of([done])}}, {"w": workload_of(bench, cases=cases, goals=())})
+    assert "|  | busy (processor time left: 0.75) |" in text
+    assert "| **graft** | 0.75 |" in text and "| eager 1.0 | 0.25 |" in text
+
+
+@pytest.mark.parametrize("found", ["load = 0.1, without = \"9 %\"", "load = 0.1", "without = \"idle\""])
+def test_a_load_without_its_case_is_an_error(bench, tmp_path, found):
+    file = tmp_path / "workloads.toml"
+    text = (BENCH / "workloads.toml").read_text()
+    file.write_text(text.replace('load = 0.1, without = "idle"', found, 1))
+    with pytest.raises(ValueError, match="10 % has a load, expected the case without it"):
+        bench["workloads"].load(file)
+
+
+def test_other_work_takes_its_share_and_ends(bench):
+    with bench["neighbour"].beside(0, -1):
+        pass
+    before = os.times().children_user
+    with bench["neighbour"].beside(0.5, min(os.sched_getaffinity(0))):
+        assert os.times().children_user == before
+    assert os.times().children_user > before  # it ran, has ended, and was waited for
 
 
 def test_readme_table_is_rewritten_between_its_marks(bench, tmp_path):
