@@ -14,7 +14,8 @@ With --open N there are N requests more for each server, which arrive at random 
 answered before, whether it has answered others or not.
 
 llama-server is the one in xllamacpp, openvino the pipeline behind openvino_server.py. Each peer has an environment of its own: --python
-peer=path,... names interpreters (default: build/bench/server_load/PEER, made when it is missing).
+peer=path,... names interpreters (default: build/bench/server_load/PEER, made when it is missing). --url name=http://host:port/v1,... adds
+servers that run already and have OpenAI's API, prompts of token ids included; their model is the first that they list.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -178,6 +181,28 @@ def python_of(peer: str, given: dict[str, str], folder: Path) -> str:
     return str(python)
 
 
+@dataclass(frozen=True)
+class Endpoint:
+    """A server with OpenAI's API."""
+
+    port: int
+    host: str = "127.0.0.1"
+    path: str = "/v1"
+    model: str = ""  # what requests ask for; servers of one model need no name
+
+    @staticmethod
+    def of(url: str) -> Endpoint:
+        """Of one that runs already. Raises ValueError for what is no http URL, RuntimeError where it lists no model."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"--url: expected http://host:port/path, found {url}")
+        with urllib.request.urlopen(url.rstrip("/") + "/models") as answer:
+            models = json.load(answer).get("data", [])
+        if not models:
+            raise RuntimeError(f"{url} lists no model")
+        return Endpoint(parts.port or 80, parts.hostname, parts.path.rstrip("/"), models[0]["id"])
+
+
 @dataclass
 class Sample:
     seconds: float = 0.0
@@ -191,16 +216,16 @@ def prompt_of(number: int, length: int) -> list[int]:
     return np.random.default_rng(number).integers(3, 150_000, length).tolist()
 
 
-async def stream(port: int, number: int, options: argparse.Namespace, sample: Sample) -> None:
+async def stream(server: Endpoint, number: int, options: argparse.Namespace, sample: Sample) -> None:
     request = {
         "prompt": prompt_of(number, options.prompt), "max_tokens": options.new, "temperature": 0, "stream": True,
-        "ignore_eos": True, "stream_options": {"include_usage": True},
+        "ignore_eos": True, "stream_options": {"include_usage": True}, **({"model": server.model} if server.model else {}),
     }  # fmt: skip
     body = json.dumps(request).encode()
     begin = last = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    reader, writer = await asyncio.open_connection(server.host, server.port, limit=1 << 20)
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"POST " + server.path.encode() + b"/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n" % len(body) + body
     )
     text, usage = "", {}
@@ -238,12 +263,12 @@ def engine(generator: object, first_prompt: int, options: argparse.Namespace) ->
     return sample
 
 
-async def load(port: int, clients: int, first_prompt: int, options: argparse.Namespace) -> Sample:
+async def load(server: Endpoint, clients: int, first_prompt: int, options: argparse.Namespace) -> Sample:
     sample = Sample()
 
     async def client(i: int) -> None:
         for turn in range(options.turns):
-            await stream(port, first_prompt + i * options.turns + turn, options, sample)
+            await stream(server, first_prompt + i * options.turns + turn, options, sample)
 
     begin = time.perf_counter()
     await asyncio.gather(*map(client, range(clients)))
@@ -251,12 +276,12 @@ async def load(port: int, clients: int, first_prompt: int, options: argparse.Nam
     return sample
 
 
-async def arrivals(port: int, rate: float, options: argparse.Namespace) -> Sample:
+async def arrivals(server: Endpoint, rate: float, options: argparse.Namespace) -> Sample:
     """Requests that come at random, so many a second."""
     sample, random, running = Sample(), np.random.default_rng(0), []
     begin = time.perf_counter()
     for number in range(options.open):
-        running.append(asyncio.create_task(stream(port, 2 * 10**6 + number, options, sample)))
+        running.append(asyncio.create_task(stream(server, 2 * 10**6 + number, options, sample)))
         await asyncio.sleep(random.exponential(1 / rate))
     await asyncio.gather(*running)
     sample.seconds = time.perf_counter() - begin
@@ -290,48 +315,50 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=BENCH.parent / "build" / "bench" / "server_load")
     parser.add_argument("--kv-type", default="f16", help="of graft; llama-server's is f16, vllm's bf16, openvino's 8 bits")
     parser.add_argument("--python", default="", help="interpreters of peers: llama-server=path,...")
+    parser.add_argument("--url", default="", help="servers that run already: name=http://host:port/v1,...")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     counts = [int(count) for count in options.clients.split(",")]
+    urls = dict(entry.split("=", 1) for entry in options.url.split(",") if entry)
     given = dict(entry.split("=", 1) for entry in options.python.split(",") if entry)
     context, most = options.prompt + options.new + 8, max(counts)
     peers = options.peers.split(",")
     found: dict[tuple[int | str, str], list[dict[str, float]]] = {}
     differing = compared = 0
     with ExitStack() as stack:
-        ports = {}
+        servers = {name: Endpoint.of(url) for name, url in urls.items()}
         for peer in peers:
             if peer != "engine":
                 python = python_of(peer, given, options.folder)
                 setup = Setup(options.folder, python, options.kv_type, most, context, options.threads)
-                ports[peer] = stack.enter_context(PEERS[peer](setup))
+                servers[peer] = Endpoint(stack.enter_context(PEERS[peer](setup)))
         if "engine" in peers:
             generator = graft.TextGenerator(make(options.folder)[1], threads=options.threads, length=context, kv_type=options.kv_type)
             engine(generator, 10**6, options)  # warm
-        for port in ports.values():
-            asyncio.run(load(port, 1, 10**6, options))  # warm
+        for server in servers.values():
+            asyncio.run(load(server, 1, 10**6, options))  # warm
         for round_ in range(options.rounds):
-            order = list(ports) if round_ % 2 == 0 else list(ports)[::-1]
+            order = list(servers) if round_ % 2 == 0 else list(servers)[::-1]
             for count in counts:
                 for peer in [*order, "engine"] if count == 1 and "engine" in peers else order:
                     number = round_ * 10_000 + count * 100
                     alone = peer == "engine"
-                    sample = engine(generator, number, options) if alone else asyncio.run(load(ports[peer], count, number, options))
+                    sample = engine(generator, number, options) if alone else asyncio.run(load(servers[peer], count, number, options))
                     figures = {name: figure(sample) for name, figure in FIGURES.items()}
                     found.setdefault((count, peer), []).append(figures)
                     print(f"{count:3d} clients, {peer}: " + ", ".join(f"{v:.1f} {n}" for n, v in figures.items()), flush=True)
                     for i in list(sample.texts)[: options.alone if count > 1 and peer == "graft" else 0]:
                         single = Sample()
-                        asyncio.run(stream(ports[peer], i, options, single))
+                        asyncio.run(stream(servers[peer], i, options, single))
                         compared += 1
                         differing += single.texts[i] != sample.texts[i]
         if options.open:
-            for peer, port in ports.items():
+            for peer, server in servers.items():
                 most_tokens = max(statistics.median(f["tokens/s"] for f in found[count, peer]) for count in counts)
-                sample = asyncio.run(arrivals(port, 0.8 * most_tokens / options.new, options))
+                sample = asyncio.run(arrivals(server, 0.8 * most_tokens / options.new, options))
                 found["open", peer] = [{name: figure(sample) for name, figure in FIGURES.items()}]
     print(f"\ngraft's texts under load that differ from those of their prompt alone: {differing} of {compared}")
-    others = [peer for peer in [*ports, *(["engine"] if "engine" in peers else [])] if peer != "graft"]
+    others = [peer for peer in [*servers, *(["engine"] if "engine" in peers else [])] if peer != "graft"]
     print("\n| clients | figure | graft | " + " | ".join(others) + " | graft / " + " | graft / ".join(others) + " |")
     print("|---|---|---|" + "---|" * (2 * len(others)))
     for count in [*counts, "open"] if options.open else counts:

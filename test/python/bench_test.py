@@ -1,11 +1,15 @@
 """The parts of bench/ that turn samples into statements, and the protocol of its workers."""
 
+import asyncio
 import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -22,7 +26,7 @@ def bench():
     try:
         yield {name: importlib.import_module(name) for name in (
             "workloads", "peers", "report", "run", "machine", "vision", "kernels", "chart", "cuda_engine", "cuda_llama",
-            "neighbour",
+            "neighbour", "server_load",
         )}
     finally:
         sys.path.remove(str(BENCH))
@@ -375,3 +379,42 @@ def test_a_turn_on_a_gpu_runs_untimed_before_it_is_timed(bench, steps, fed):
 def test_llama_cpp_in_a_process_says_why_it_fails(bench, tmp_path):
     with pytest.raises(RuntimeError, match="llama"):  # the package, where it is not installed, or the file
         bench["cuda_llama"].LlamaCpp(tmp_path / "absent.gguf", "")
+
+
+class _OpenAI(BaseHTTPRequestHandler):
+    """What a server of one model answers, in two events."""
+
+    asked: list[dict] = []
+
+    def do_GET(self):
+        self._answer(json.dumps({"data": [{"id": "its model"}]} if self.path == "/some/v1/models" else {}))
+
+    def do_POST(self):
+        self.asked.append({"path": self.path, **json.loads(self.rfile.read(int(self.headers["Content-Length"])))})
+        events = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}, {"choices": [], "usage": {"completion_tokens": 2}}]
+        self._answer("".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n")
+
+    def _answer(self, text):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_that_runs_already_is_measured(bench):
+    load = bench["server_load"]
+    with ThreadingHTTPServer(("127.0.0.1", 0), _OpenAI) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        endpoint, sample = load.Endpoint.of(url + "/some/v1"), load.Sample()
+        asyncio.run(load.stream(endpoint, 7, SimpleNamespace(prompt=5, new=2), sample))
+        with pytest.raises(RuntimeError, match="lists no model"):
+            load.Endpoint.of(url + "/v1")
+        server.shutdown()
+    assert sample.tokens == 2 and sample.texts == {7: "ab"} and len(sample.first) == len(sample.between) == 1
+    [asked] = _OpenAI.asked
+    assert asked["path"] == "/some/v1/completions" and asked["model"] == "its model" and len(asked["prompt"]) == 5
+    with pytest.raises(ValueError, match="expected http"):
+        load.Endpoint.of("ftp://somewhere")
