@@ -85,11 +85,12 @@ def _texts(workload: Workload) -> tuple[int, int]:
 
 
 def write_references(workload: Workload, folder: Path) -> None:
-    """The logits after every case's last token: eager PyTorch in f32 on the weights as stored in the GGUF file."""
+    """The logits after every case's last token, eager PyTorch's in f32: `logits` on the weights as stored in the GGUF file,
+    `unrounded` on those that they were made from."""
     stamp = folder / "written.json"
     ends = _ends(workload)
     variants, sequences = _texts(workload)
-    wanted = {"model": workload.model, "weights": workload.weights, "ends": ends, "variants": variants}
+    wanted = {"model": workload.model, "weights": workload.weights, "ends": ends, "variants": variants, "unrounded": True}
     if sequences > 1:
         wanted["sequences"] = sequences
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
@@ -101,37 +102,45 @@ def write_references(workload: Workload, folder: Path) -> None:
     import gguf_writer
 
     model = AutoModelForCausalLM.from_pretrained(folder.parent / "model" / "hf", dtype=torch.float32).eval()
+
+    def computed() -> list[np.ndarray]:
+        found, keep = [], torch.tensor(ends) - 1
+        for variant in range(variants * sequences):
+            ids = torch.from_numpy(tokens_of(workload.model, variant, ends[-1]))[None]
+            found.append(model(input_ids=ids, logits_to_keep=keep).logits[0].numpy())
+        return found
+
     with torch.no_grad():
+        unrounded = computed()
         for parameter in model.parameters():
             if parameter.dim() > 1 and parameter.shape[-1] % 32 == 0:  # no convolution's taps
                 parameter.copy_(gguf_writer.rounded(parameter, workload.weights))
-        for variant in range(variants * sequences):
-            ids = torch.from_numpy(tokens_of(workload.model, variant, ends[-1]))[None]
-            keep = torch.tensor(ends) - 1
-            logits = model(input_ids=ids, logits_to_keep=keep).logits[0]
-            np.savez(folder / f"{variant}.npz", logits=logits.numpy())
+        for variant, logits in enumerate(computed()):
+            np.savez(folder / f"{variant}.npz", logits=logits, unrounded=unrounded[variant])
     stamp.write_text(json.dumps(wanted))
 
 
 def read_references(workload: Workload, folder: Path) -> dict[str, list[tuple[Text, np.ndarray]]]:
     """Of a case of several sequences the expectation is [2, sequences, vocabulary]: after the prompts, after the steps."""
     ends, (variants, sequences) = _ends(workload), _texts(workload)
-    logits = []
+    logits, unrounded = [], []
     for variant in range(variants * sequences):
         with np.load(folder / f"{variant}.npz") as saved:
             logits.append(saved["logits"])
+            unrounded.append(saved["unrounded"])
     cases: dict[str, list[tuple[Text, np.ndarray]]] = {}
     for case in workload.cases:
         prompt, count = case["prompt"], case["prompt"] + case["steps"]
         found = cases[case["name"]] = []
         for variant in range(variants):
             of = range(variant * sequences, (variant + 1) * sequences)
+            last = ends.index(count)
             if "sequences" in case:
                 tokens = np.stack([tokens_of(workload.model, i, count) for i in of])
                 expected = np.stack([[logits[i][ends.index(end)] for i in of] for end in (prompt, count)])
             else:
-                tokens, expected = tokens_of(workload.model, variant, count), logits[variant][ends.index(count)]
-            found.append((Text(variant, tokens, prompt), expected))
+                tokens, expected = tokens_of(workload.model, variant, count), logits[variant][last]
+            found.append((Text(variant, tokens, prompt, np.stack([unrounded[i][last] for i in of])), expected))
     return cases
 
 
@@ -148,6 +157,20 @@ def error(actual: np.ndarray, expected: np.ndarray, inputs: Text) -> float:
     if actual.dtype == np.int64:
         return 0.0 if inputs.steps else _below_the_best(int(actual[0]), expected)
     return _largest_difference(actual, expected)
+
+
+def divergence(actual: np.ndarray, inputs: Text) -> float | None:
+    """Mean over the sequences of KL(p || q), in nats: p is the next token's distribution by the unrounded weights in f32,
+    q the engine's. None of an engine that hands out tokens only."""
+    if actual.dtype == np.int64 or inputs.unrounded is None:
+        return None
+    p, q = (_log_softmax(logits.reshape(inputs.unrounded.shape)) for logits in (inputs.unrounded, actual))
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
 def _largest_difference(actual: np.ndarray, expected: np.ndarray) -> float:

@@ -95,6 +95,13 @@ def worst_error(entry: dict[str, Any], peer: str) -> float | None:
     return max(errors, default=None)
 
 
+def divergence(entry: dict[str, Any], peer: str, case: str | None = None) -> float | None:
+    """Mean KL of the next token's distribution to that of unrounded weights in f32; of all cases, or one."""
+    rounds = [done.get("kl", {}) for done in entry["rounds"]]
+    found = [turn[peer] for done in rounds for name, turn in done.items() if peer in turn and case in (None, name)]
+    return statistics.mean(found) if found else None
+
+
 def middle(values: list[float]) -> tuple[float, float]:
     if len(values) < 2:
         return values[0], values[0]
@@ -200,7 +207,8 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
     unit = "Tokens per second" if tokens_count(workload, entry) else "Milliseconds"
     best = "maximum" if unit != "Milliseconds" else "minimum"
     lines += [f"{unit}, median ({best}):", ""]
-    head = [*workload.case_names, f"max {error_name(workload)}", "peak memory, MB", "above imports, MB", "load, ms"]
+    told = ["mean KL to f32"] if any(divergence(entry, peer) is not None for peer in present) else []
+    head = [*workload.case_names, f"max {error_name(workload)}", *told, "peak memory, MB", "above imports, MB", "load, ms"]
     lines += [_row(["", *head]), _row(["---", *["---:"] * len(head)])]
     for peer in present:
         cells = []
@@ -210,6 +218,9 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
         error = worst_error(entry, peer)
         mark = "" if error is None or error <= workload.tolerance else f" **above {workload.tolerance:g}**"
         cells.append("" if error is None else f"{error:.1e}{mark}")
+        if told:
+            kl = divergence(entry, peer)
+            cells.append("" if kl is None else f"{kl:.1e}")
         known = entry["peers"].get(peer)
         if known:
             cells += [f"{known['peak_mb']:.0f}", f"{known['peak_mb'] - known['imports_mb']:.0f}", f"{known['load_ms']:.0f}"]

@@ -269,9 +269,10 @@ def one_round(workload: Workload, entry: dict[str, Any], workers: dict[str, Work
     samples: dict[str, dict[str, list[float]]] = {}
     errors: dict[str, dict[str, float]] = {}
     stolen: dict[str, dict[str, float]] = {}
+    divergences: dict[str, dict[str, float]] = {}
     load = os.getloadavg()[0]
     for case in workload.case_names:
-        samples[case], errors[case], stolen[case] = {}, {}, {}
+        samples[case], errors[case], stolen[case], divergences[case] = {}, {}, {}, {}
         for peer in turns(list(workers), case, number):
             try:
                 turn = one_turn(workers[peer], workload.case(case), number, entry["cores"][-1])
@@ -281,7 +282,9 @@ def one_round(workload: Workload, entry: dict[str, Any], workers: dict[str, Work
             samples[case][peer] = [round(ms, 4) for ms in turn["ms"]]
             errors[case][peer] = turn["max_abs_error"]
             stolen[case][peer] = round(turn["stolen"], 3)
-    return {"load_average": round(load, 2), "ms": samples, "max_abs_error": errors, "stolen": stolen}
+            if "kl" in turn:
+                divergences[case][peer] = turn["kl"]
+    return {"load_average": round(load, 2), "ms": samples, "max_abs_error": errors, "stolen": stolen, "kl": divergences}
 
 
 def drop(entry: dict[str, Any], workers: dict[str, Worker], peer: str, reason: PeerFailed) -> None:

@@ -128,6 +128,7 @@ def _turn(peer: peers.Peer, inputs: Any, expected: np.ndarray, workload: workloa
         peer.run(inputs)
     samples = []
     worst = 0.0
+    divergences: list[float | None] = []
     stolen, begin = machine.stolen_ms(), time.perf_counter()
     for _ in range(workload.calls):
         peer.before(inputs)
@@ -139,6 +140,7 @@ def _turn(peer: peers.Peer, inputs: Any, expected: np.ndarray, workload: workloa
         actual = peer.result(output)
         if workload.kind == "language":
             error = language.error(actual, expected, inputs)
+            divergences.append(language.divergence(actual, inputs))
         elif actual.shape != expected.shape:
             raise RuntimeError(f"expected an output of shape {expected.shape}, found {actual.shape}")
         else:
@@ -147,7 +149,9 @@ def _turn(peer: peers.Peer, inputs: Any, expected: np.ndarray, workload: workloa
             raise RuntimeError(f"the output differs from eager PyTorch by {error}")
         worst = max(worst, error)
     lasted_ms = 1e3 * (time.perf_counter() - begin) * len(os.sched_getaffinity(0))
-    return {"ms": samples, "max_abs_error": worst, "stolen": (machine.stolen_ms() - stolen) / lasted_ms}
+    told = [found for found in divergences if found is not None]
+    more = {"kl": sum(told) / len(told)} if told else {}
+    return {"ms": samples, "max_abs_error": worst, "stolen": (machine.stolen_ms() - stolen) / lasted_ms, **more}
 
 
 def _case_file(folder: str, case: dict[str, Any]) -> Path:

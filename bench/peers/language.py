@@ -21,6 +21,7 @@ class Text:
     variant: int
     tokens: np.ndarray  # [prompt + steps] or [sequences, prompt + steps] int64
     prompt: int
+    unrounded: np.ndarray | None = None  # [sequences, vocabulary] f32: logits after the last token, by unrounded weights
 
     @property
     def steps(self) -> list[int]:

@@ -26,7 +26,7 @@ def bench():
     try:
         yield {name: importlib.import_module(name) for name in (
             "workloads", "peers", "report", "run", "machine", "vision", "kernels", "chart", "cuda_engine", "cuda_llama",
-            "neighbour", "server_load",
+            "neighbour", "server_load", "quality", "language",
         )}
     finally:
         sys.path.remove(str(BENCH))
@@ -128,6 +128,29 @@ def test_other_work_takes_its_share_and_ends(bench):
     with bench["neighbour"].beside(0.5, min(os.sched_getaffinity(0))):
         assert os.times().children_user == before
     assert os.times().children_user > before  # it ran, has ended, and was waited for
+
+
+def test_error_is_told_against_unrounded_weights(bench):
+    language = bench["language"]
+    p, q = np.log([[0.5, 0.25, 0.25]]), np.log([0.25, 0.25, 0.5])
+    text = language.Text(0, np.arange(4), 4, unrounded=p + 3)  # a constant changes no distribution
+    assert abs(language.divergence(q - 1, text) - (0.5 * np.log(2) - 0.25 * np.log(2))) < 1e-12
+    assert language.divergence(np.float32(p[0]), text) < 1e-12
+    assert language.divergence(np.array([2]), text) is None  # a token
+
+    case = bench["quality"].CASE
+    times = {"graft-language": [3200.0], "mistralrs": [6400.0]}
+    done = {**round_of(times), "ms": {case: times}, "max_abs_error": {case: dict.fromkeys(times, 0.0)}}
+    entry = entry_of([{**done, "kl": {case: {"graft-language": 2e-4}}}, {**done, "kl": {case: {"graft-language": 4e-4}}}])
+    entry["key"]["peers"] = dict.fromkeys(times, IDENTITY)
+    cases = ({"name": case, "prompt": 512, "steps": 32},)
+    workload = workload_of(
+        bench, cases=cases, goals=(), kind="language", model="qwen3-0.6b", weights="q8_0", peers=tuple(times)
+    )
+    text = bench["report"].markdown({"workloads": {"w": entry}}, {"w": workload})
+    assert "| mean KL to f32 |" in text and "| 3.0e-04 |" in text
+    [(engine, weights, kl, speed)] = bench["quality"].points({"workloads": {"w": entry}}, {"w": workload})
+    assert (engine, weights, round(speed)) == ("graft", "q8_0", 10) and abs(kl - 3e-4) < 1e-12
 
 
 def test_readme_table_is_rewritten_between_its_marks(bench, tmp_path):
