@@ -74,6 +74,14 @@ struct PatchProcessing {
   ImageProcessing each = {};  // filter and normalization; its sizes play no part
 };
 
+// What Phi-4 multimodal does: a picture becomes as many crops as cover it, or at most max_crops in the rows and columns
+// whose shape is nearest to its own. It keeps its shape, what the crops have behind it is white, and it is seen whole
+// besides, as small as a crop.
+struct CropProcessing {
+  std::int64_t crop = 448, patch_size = 14, max_crops = 36;
+  ImageProcessing each = {};  // normalization; its filter and sizes play no part
+};
+
 // Makes pictures into what a model takes. Immutable.
 class GRAFT_API ImageProcessor {
  public:

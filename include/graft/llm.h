@@ -93,10 +93,10 @@ struct EncoderInfo {
 struct ImagesInfo {
   // Tokens that see each other both ways: none, those of a picture, or those of a prompt with pictures.
   enum class Blocks { none, picture, prompt };
-  std::variant<ImageProcessing, TileProcessing, PatchProcessing> processing;
+  std::variant<ImageProcessing, TileProcessing, PatchProcessing, CropProcessing> processing;
   std::string token;          // in the text of a prompt, the place of a picture
   std::int64_t token_id = 0;  // of a placeholder: as many as the picture has rows of features
-  std::int64_t rows = 0;      // of features, of a picture of one size or of a tile; 0: by its patches
+  std::int64_t rows = 0;      // of features, of a picture of one size, a tile or a crop; 0: by its patches
   std::int64_t width = 0;     // of a row
   std::string place;          // what stands for a picture where the text does not say
   std::string before, after;  // the placeholders of a picture in one piece
@@ -111,12 +111,23 @@ struct ImagesInfo {
   Blocks blocks = Blocks::none;
 };
 
-// For a model of sound and text (Qwen2-Audio, Voxtral): how sound becomes the input of its tower, and what stands for
-// it in a prompt.
+// For a model whose tower takes a sound of any length as a whole (Phi-4 multimodal): frames of pre-emphasized samples
+// under a Hamming window, mels of Kaldi's scale from 0 to `highest` Hz, and positions of `reduction` frames, which see
+// each other within `chunk` positions.
+struct WholeSoundInfo {
+  std::int64_t win_length = 400;
+  float preemphasis = 0.97F;
+  double highest = 7690;
+  std::int64_t reduction = 8, chunk = 500;
+  std::int64_t states = 0;  // elements of a position
+};
+
+// For a model of sound and text (Qwen2-Audio, Voxtral, Phi-4 multimodal): how sound becomes the input of its tower, and
+// what stands for it in a prompt.
 struct AudioInfo {
   std::int64_t sampling_rate = 16000, n_fft = 400, hop_length = 160, mels = 80;  // of log-mel spectrograms
-  std::int64_t frames = 3000;  // of a window: the tower's input; behind the sound there is silence
-  std::int64_t rows = 0;       // of features of a whole window
+  std::int64_t frames = 3000;  // of a window: the tower's input; behind the sound there is silence. Of `whole` the most
+  std::int64_t rows = 0;       // of features of a whole window; of `whole` 0: by its length
   std::int64_t width = 0;      // of a row
   // Features end where the sound does, which is of one window at most; otherwise there are windows as it needs, all of
   // them whole.
@@ -124,6 +135,7 @@ struct AudioInfo {
   std::string token;          // in the text of a prompt, the place of a sound
   std::int64_t token_id = 0;  // of a placeholder: as many as the sound has rows of features
   std::string place;          // what stands for a sound where the text does not say
+  std::optional<WholeSoundInfo> whole = {};  // there are no windows
 };
 
 // Of a model that was exported in stages: the layers of a package are a part of all.

@@ -98,7 +98,7 @@ int chat(const ChatArgs& args) {
   TextGenerator generator(model, decoder_options(args.model, args.decode, 1, context));
   Media<Image> images{"/image ", load_image, {{}, true}, {}, {}};
   Media<Audio> audio{"/audio ", load_audio, {{}, false, true}, {}, {}};
-  const bool hears = model->info().audio.has_value();
+  const bool hears = model->info().audio && !model->info().images;
   const auto answer = [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
     const std::string prompt = chat_prompt(*model, messages, chat_template);
     return generator.generate(

@@ -43,6 +43,8 @@ std::vector<ImagePrompt> encode_prompts(const GenerateArgs& args, const Language
     fail("--image: ", model.info().architecture, " takes no pictures: the package is of text alone");
   if (!args.audio.empty() && !model.info().audio)
     fail("--audio: ", model.info().architecture, " takes no sound: the package is of other input");
+  if (!args.images.empty() && !args.audio.empty()) fail("expected --image or --audio, found both");
+  const bool with_sound = !args.audio.empty() || !model.info().images;
   std::vector<Image> images;
   for (const std::string& path : args.images) images.push_back(load_image(path));
   std::vector<Audio> audio;
@@ -50,8 +52,8 @@ std::vector<ImagePrompt> encode_prompts(const GenerateArgs& args, const Language
   const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
   if (!args.messages_file.empty()) {
     const std::string prompt = chat_prompt(model, read_messages(args.messages_file), chat_template);
-    return {model.info().audio ? model.encode_with_audio(prompt, audio, false)
-                               : model.encode_with_images(prompt, images, false)};
+    return {with_sound ? model.encode_with_audio(prompt, audio, false)
+                       : model.encode_with_images(prompt, images, false)};
   }
   std::vector<std::string> prompts = args.prompts;
   if (!args.prompt_file.empty()) prompts = {read_text(args.prompt_file)};
@@ -61,8 +63,8 @@ std::vector<ImagePrompt> encode_prompts(const GenerateArgs& args, const Language
     fail("--audio: expected one prompt, found ", prompts.size(), ": sounds are of one alone");
   std::vector<ImagePrompt> encoded;
   for (const std::string& prompt : prompts)
-    encoded.push_back(model.info().audio ? audio_prompt(model, prompt, audio, chat_template)
-                                         : image_prompt(model, prompt, images, chat_template));
+    encoded.push_back(with_sound ? audio_prompt(model, prompt, audio, chat_template)
+                                 : image_prompt(model, prompt, images, chat_template));
   return encoded;
 }
 

@@ -13,6 +13,10 @@ struct Tiles {
   std::int64_t rows = 0, columns = 0;  // 0: it is one tile
   std::vector<float> pixels;           // [rows * columns + 1, 3, tile, tile]
 };
+// The rows and columns of tiles whose shape is nearest to a picture's of `from` pixels; of equally near ones the most
+// tiles that have at most twice the picture's pixels.
+ImageProcessing::Size arrangement(std::int64_t tile, std::int64_t min_tiles, std::int64_t max_tiles,
+                                  ImageProcessing::Size from);
 // Throws InvalidArgument for more tiles than there may be.
 Tiles tiles_of(const TileProcessing& processing, const Image& image);
 
@@ -30,5 +34,21 @@ struct Patches {
 // Throws InvalidArgument for a picture that is more than 200 times as long as it is wide, and for one that does not
 // become `max_patches` patches.
 Patches patches_of(const PatchProcessing& processing, const Image& image);
+
+// A picture as Phi-4 multimodal sees it: crops of one size, row by row, and the whole of it before them. Of a
+// crop the tower makes (side / 2)^2 + 2 rows of features: those of its patches, then what ends a row of the picture, and
+// what stands between the crops and the whole.
+struct Crops {
+  std::int64_t rows = 0, columns = 0;
+  std::int64_t crop = 0, side = 0;  // along the side of a crop, pixels and patches
+  std::vector<float> pixels;        // [1 + rows * columns, 3, crop, crop]
+  std::vector<std::uint8_t> valid;  // [1 + rows * columns, side, side]: 0 for patches behind the picture
+  std::vector<std::int64_t> order;  // of each row of the picture's features, the tower's
+};
+// Throws InvalidArgument for a picture that is so long that less than 10 pixels of its other edge are left.
+Crops crops_of(const CropProcessing& processing, const Image& image);
+
+// As torch.nn.functional.interpolate(mode="bilinear", antialias=True) of bytes: `resize` with coefficients of 16 bits.
+Image resize_like_torch(const Image& image, std::int64_t height, std::int64_t width);
 
 }  // namespace graft::image

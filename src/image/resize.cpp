@@ -5,12 +5,13 @@
 
 #include "base/check.h"
 #include "base/rethrow.h"
-#include "graft/image.h"
+#include "image/prompt_images.h"
 
 namespace graft {
 namespace {
 
 constexpr int kPrecision = 32 - 8 - 2;  // bits of a coefficient: sums of bytes by them fit 32 bits
+constexpr double kLargestShort = 1 << 15;
 constexpr std::int64_t kChannels = 3;
 
 double sinc(double x) { return x == 0 ? 1 : std::sin(x * std::numbers::pi) / (x * std::numbers::pi); }
@@ -49,13 +50,28 @@ Filter filter_of(Resample resample) {
 // What a pixel of the result is made of: `count` pixels from `first` on, each with its coefficient.
 struct Taps {
   std::int64_t first = 0;
-  std::vector<std::int32_t> weights;
+  std::vector<double> shares;
+  std::vector<std::int32_t> weights;  // shares of 2^precision
+};
+struct AllTaps {
+  std::vector<Taps> of;
+  int precision = kPrecision;
 };
 
-std::vector<Taps> taps_of(std::int64_t from, std::int64_t to, const Filter& filter) {
+// Of coefficients of 16 bits, as many bits behind the point as the largest one leaves.
+int short_precision(const std::vector<Taps>& all) {
+  double largest = 0;
+  for (const Taps& taps : all)
+    for (const double share : taps.shares) largest = std::max(largest, share);
+  int precision = 0;
+  while (precision < kPrecision && std::floor(0.5 + largest * (1 << (precision + 1))) < kLargestShort) ++precision;
+  return precision;
+}
+
+AllTaps taps_of(std::int64_t from, std::int64_t to, const Filter& filter, bool short_weights) {
   const double scale = static_cast<double>(from) / static_cast<double>(to), widened = std::max(scale, 1.0);
   const double support = filter.support * widened;
-  std::vector<Taps> all(static_cast<std::size_t>(to));
+  AllTaps all{std::vector<Taps>(static_cast<std::size_t>(to))};
   std::vector<double> weights;
   for (std::int64_t i = 0; i < to; ++i) {
     const double center = (static_cast<double>(i) + 0.5) * scale;
@@ -67,30 +83,31 @@ std::vector<Taps> taps_of(std::int64_t from, std::int64_t to, const Filter& filt
       weights.push_back(filter.weight((static_cast<double>(x) - center + 0.5) * (1 / widened)));
       sum += weights.back();
     }
-    Taps& taps = all[static_cast<std::size_t>(i)];
+    Taps& taps = all.of[static_cast<std::size_t>(i)];
     taps.first = first;
-    for (const double weight : weights) {
-      const double scaled = (sum != 0 ? weight / sum : weight) * (1 << kPrecision);
+    for (const double weight : weights) taps.shares.push_back(sum != 0 ? weight / sum : weight);
+  }
+  if (short_weights) all.precision = short_precision(all.of);
+  for (Taps& taps : all.of)
+    for (const double share : taps.shares) {
+      const double scaled = share * (1 << all.precision);
       taps.weights.push_back(static_cast<std::int32_t>(scaled + (scaled < 0 ? -0.5 : 0.5)));
     }
-  }
   return all;
 }
 
-std::uint8_t rounded(std::int32_t sum) { return static_cast<std::uint8_t>(std::clamp(sum >> kPrecision, 0, 255)); }
-
 // The two passes: pixel i of a line of the result is made of those of a line that lie `step` bytes apart.
-void apply(const std::vector<Taps>& taps, const std::uint8_t* from, std::int64_t step, std::uint8_t* to,
+void apply(const AllTaps& taps, const std::uint8_t* from, std::int64_t step, std::uint8_t* to,
            std::int64_t to_step, std::int64_t bytes) {
-  for (const Taps& one : taps) {
+  for (const Taps& one : taps.of) {
     for (std::int64_t c = 0; c < bytes; ++c) {
-      std::int32_t sum = 1 << (kPrecision - 1);
+      std::int32_t sum = (1 << taps.precision) >> 1;
       const std::uint8_t* at = from + one.first * step + c;
       for (const std::int32_t weight : one.weights) {
         sum += weight * *at;
         at += step;
       }
-      to[c] = rounded(sum);
+      to[c] = static_cast<std::uint8_t>(std::clamp(sum >> taps.precision, 0, 255));
     }
     to += to_step;
   }
@@ -117,27 +134,27 @@ Image nearest(const Image& image, std::int64_t height, std::int64_t width) {
   return out;
 }
 
-Image filtered(const Image& image, std::int64_t height, std::int64_t width, const Filter& filter) {
+Image filtered(const Image& image, std::int64_t height, std::int64_t width, const Filter& filter,
+               bool short_weights = false) {
   Image wide{image.height, width, {}};
   const std::int64_t row = image.width * kChannels, wide_row = width * kChannels;
   if (width == image.width) {
     wide.pixels = image.pixels;
   } else {
     wide.pixels.resize(static_cast<std::size_t>(image.height * wide_row));
-    const std::vector<Taps> taps = taps_of(image.width, width, filter);
+    const AllTaps taps = taps_of(image.width, width, filter, short_weights);
     for (std::int64_t y = 0; y < image.height; ++y)
       apply(taps, image.pixels.data() + y * row, kChannels, wide.pixels.data() + y * wide_row, kChannels, kChannels);
   }
   if (height == image.height) return wide;
   Image out{height, width, {}};
   out.pixels.resize(static_cast<std::size_t>(height * wide_row));
-  apply(taps_of(image.height, height, filter), wide.pixels.data(), wide_row, out.pixels.data(), wide_row, wide_row);
+  apply(taps_of(image.height, height, filter, short_weights), wide.pixels.data(), wide_row, out.pixels.data(), wide_row,
+        wide_row);
   return out;
 }
 
-}  // namespace
-
-Image resize(const Image& image, std::int64_t height, std::int64_t width, Resample filter) try {
+void check_sizes(const Image& image, std::int64_t height, std::int64_t width) {
   GRAFT_CHECK(
       InvalidArgument,
       image.height >= 1 && image.width >= 1 && std::ssize(image.pixels) == image.height * image.width * kChannels,
@@ -145,11 +162,22 @@ Image resize(const Image& image, std::int64_t height, std::int64_t width, Resamp
   GRAFT_CHECK(InvalidArgument,
               height >= 1 && width >= 1 && height <= kMaxImagePixels && width <= kMaxImagePixels / height,
               "expected a size of 1 to ", kMaxImagePixels, " pixels, found ", height, " x ", width);
+}
+
+}  // namespace
+
+Image resize(const Image& image, std::int64_t height, std::int64_t width, Resample filter) try {
+  check_sizes(image, height, width);
   if (height == image.height && width == image.width) return image;
   return filter == Resample::nearest ? nearest(image, height, width)
                                      : filtered(image, height, width, filter_of(filter));
 } catch (...) {
   rethrow_typed();
+}
+
+Image image::resize_like_torch(const Image& image, std::int64_t height, std::int64_t width) {
+  check_sizes(image, height, width);
+  return filtered(image, height, width, filter_of(Resample::bilinear), true);
 }
 
 }  // namespace graft

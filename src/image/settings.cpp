@@ -82,4 +82,16 @@ PatchProcessing patch_processing_in(const Json& json) {
   return out;
 }
 
+CropProcessing crop_processing_in(const Json& json) {
+  CropProcessing out;
+  out.crop = number_in(json, "crop_size", 1, kLargestEdge);
+  out.patch_size = number_in(json, "patch_size", 1, 1 << 10);
+  out.max_crops = number_in(json, "max_crops", 1, kMaxTiles);
+  // Two by two patches become a row of features.
+  GRAFT_CHECK(InvalidArgument, out.crop % (2 * out.patch_size) == 0, "crops of ", out.crop,
+              " pixels are no pairs of patches of ", out.patch_size);
+  out.each = processing_in(json);
+  return out;
+}
+
 }  // namespace graft::image

@@ -10,5 +10,6 @@ namespace graft::image {
 ImageProcessing processing_in(const Json& json);
 TileProcessing tile_processing_in(const Json& json);
 PatchProcessing patch_processing_in(const Json& json);
+CropProcessing crop_processing_in(const Json& json);
 
 }  // namespace graft::image

@@ -42,28 +42,6 @@ Size whole_tiles(Size from, std::int64_t tile) {
   return {up(height), up(width)};
 }
 
-// The rows and columns whose shape is nearest to the picture's; of equally near ones the most tiles that have at most
-// twice the picture's pixels.
-Size arrangement(const TileProcessing& processing, Size from) {
-  const double aspect = static_cast<double>(from.second) / static_cast<double>(from.first);
-  const double area = static_cast<double>(from.first) * static_cast<double>(from.second);
-  const double tile = static_cast<double>(processing.tile * processing.tile);
-  std::vector<Size> all;  // by tiles, and of equally many by columns
-  for (std::int64_t columns = 1; columns <= processing.max_tiles; ++columns)
-    for (std::int64_t rows = 1; rows * columns <= processing.max_tiles; ++rows)
-      if (rows * columns >= processing.min_tiles) all.emplace_back(rows, columns);
-  std::ranges::stable_sort(all, {}, [](Size size) { return size.first * size.second; });
-  Size best{1, 1};
-  double least = std::numeric_limits<double>::infinity();
-  for (const Size& size : all) {
-    const double apart = std::abs(aspect - static_cast<double>(size.second) / static_cast<double>(size.first));
-    const bool as_near = apart == least && area > 0.5 * tile * static_cast<double>(size.first * size.second);
-    if (apart < least || as_near) best = size;
-    least = std::min(least, apart);
-  }
-  return best;
-}
-
 void add_tile(const Image& image, std::int64_t top, std::int64_t left, std::int64_t tile, const ChannelValues& values,
               std::vector<float>& out) {
   for (std::size_t c = 0; c < values.size(); ++c)
@@ -73,6 +51,26 @@ void add_tile(const Image& image, std::int64_t top, std::int64_t left, std::int6
 }
 
 }  // namespace
+
+Size arrangement(std::int64_t tile, std::int64_t min_tiles, std::int64_t max_tiles, Size from) {
+  const double aspect = static_cast<double>(from.second) / static_cast<double>(from.first);
+  const double area = static_cast<double>(from.first) * static_cast<double>(from.second);
+  const double pixels = static_cast<double>(tile * tile);
+  std::vector<Size> all;  // by tiles, and of equally many by columns
+  for (std::int64_t columns = 1; columns <= max_tiles; ++columns)
+    for (std::int64_t rows = 1; rows * columns <= max_tiles; ++rows)
+      if (rows * columns >= min_tiles) all.emplace_back(rows, columns);
+  std::ranges::stable_sort(all, {}, [](Size size) { return size.first * size.second; });
+  Size best{1, 1};
+  double least = std::numeric_limits<double>::infinity();
+  for (const Size& size : all) {
+    const double apart = std::abs(aspect - static_cast<double>(size.second) / static_cast<double>(size.first));
+    const bool as_near = apart == least && area > 0.5 * pixels * static_cast<double>(size.first * size.second);
+    if (apart < least || as_near) best = size;
+    least = std::min(least, apart);
+  }
+  return best;
+}
 
 Tiles tiles_of(const TileProcessing& processing, const Image& image) {
   const ChannelValues values = channel_values(processing.each);
@@ -87,7 +85,7 @@ Tiles tiles_of(const TileProcessing& processing, const Image& image) {
   Tiles out;
   Size whole{tile, tile};
   if (by_count) {
-    const auto [rows, columns] = arrangement(processing, from);
+    const auto [rows, columns] = arrangement(tile, processing.min_tiles, processing.max_tiles, from);
     whole = {rows * tile, columns * tile};
   } else if (processing.split) {
     whole = whole_tiles(size, tile);

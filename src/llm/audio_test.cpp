@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
+#include <numbers>
+#include <span>
 
+#include "audio/frame_mel.h"
 #include "audio/log_mel.h"
 #include "base/check.h"
 #include "base/json.h"
@@ -18,6 +22,50 @@ using test::SmallAudioModel;
 using Ids = std::vector<std::int64_t>;
 
 constexpr std::int64_t kAudio = SmallAudioModel::kAudio, kWindow = SmallAudioModel::kWindow;
+
+TEST(FrameMel, FramesLieWithinTheSound) {
+  const FrameMelOptions options{100, 8, 6, 4, 3, 0.5F, 40};
+  FrameMel mel(options);
+  EXPECT_EQ(mel.frames(5), 0);
+  EXPECT_EQ(mel.frames(6), 1);
+  EXPECT_EQ(mel.frames(9), 1);
+  EXPECT_EQ(mel.frames(10), 2);
+  const std::vector<float> samples = SmallAudioModel::sound(26, 1).samples;
+  const std::vector<float> alone = mel(samples, 26);
+  ASSERT_EQ(alone.size(), 6U * 3);
+  // Its power, from the definition of the transform.
+  const auto filters = MelFilters::of_kaldi(3, 8, 100, 40);
+  for (std::size_t f = 0; f < 6; ++f) {
+    std::vector<double> power;
+    for (int k = 0; k < 5; ++k) {
+      std::complex<double> sum;
+      for (std::size_t n = 0; n < 6; ++n) {
+        const double here = samples[4 * f + n], before = samples[4 * f + (n == 0 ? 0 : n - 1)];
+        const double window = 0.54 - 0.46 * std::cos(2 * std::numbers::pi * static_cast<double>(n) / 5);
+        sum += std::polar((here - 0.5 * before) * 32768 * window, -2 * std::numbers::pi * k * static_cast<double>(n) / 8);
+      }
+      power.push_back(std::norm(sum));
+    }
+    for (std::size_t m = 0; m < 3; ++m)
+      EXPECT_NEAR(alone[3 * f + m], std::log(std::max(filters.apply(m, power), 1.)), 1e-4) << f << ", " << m;
+  }
+}
+
+TEST(FrameMel, SilenceBehindASound) {
+  FrameMel mel({100, 16, 10, 4, 3, 0.5F, 40});
+  const auto silent = [&](std::size_t samples, std::size_t length) {
+    const std::vector<float> found = mel(SmallAudioModel::sound(static_cast<std::int64_t>(samples), 1).samples, length);
+    Ids out;
+    for (std::size_t f = 0; f < found.size() / 3; ++f)
+      if (std::ranges::all_of(std::span(found).subspan(3 * f, 3), [](float x) { return x == 0; }))
+        out.push_back(static_cast<std::int64_t>(f));
+    return out;
+  };
+  // Frames of 10 samples, 4 apart. Of 16 samples two are whole; 2 and 3 begin within, and the first of these is silent.
+  // Of 18 samples three are whole, and 3 and 4 stay.
+  EXPECT_EQ(silent(16, 38), (Ids{2, 4, 5, 6, 7}));
+  EXPECT_EQ(silent(18, 38), (Ids{5, 6, 7}));
+}
 
 TEST(AudioPrompt, WindowsAreWhole) {
   const SmallAudioModel small;

@@ -58,6 +58,11 @@ Seen see(const ImagesInfo& info, const Image& image) {
                     out.one.patches = image::patches_of(processing, image);
                     out.one.rows = std::ssize(out.one.patches.order);
                     out.text = one_piece(out.one.rows);
+                  },
+                  [&](const CropProcessing& processing) {
+                    out.one.crops = image::crops_of(processing, image);
+                    out.one.rows = std::ssize(out.one.crops.order);
+                    out.text = one_piece(out.one.rows);
                   }},
              info.processing);
   return out;
@@ -138,6 +143,8 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
       info.processing = image::processing_in(processing);
     } else if (kind == "tiles") {
       info.processing = image::tile_processing_in(processing);
+    } else if (kind == "crops") {
+      info.processing = image::crop_processing_in(processing);
     } else {
       GRAFT_CHECK(InvalidProgram, kind == "patches", "'", kLanguageModelKey, "': there is no processing of pictures '",
                   kind, "'");

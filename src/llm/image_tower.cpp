@@ -54,6 +54,10 @@ void check_image_methods(const Program& program, const ImagesInfo& info) {
     if (good && patches->window > 0) good = is_tensor(in[next++], DType::b8, {-1, group});
     if (good && patches->table > 0)
       good = is_tensor(in[next], DType::i64, {-1, group, 4}) && is_tensor(in[next + 1], DType::f32, {-1, group, 4});
+  } else if (const auto* crops = std::get_if<CropProcessing>(&info.processing)) {
+    const std::int64_t side = crops->crop / crops->patch_size;
+    good = good && in.size() == 2 && is_tensor(in[0], DType::f32, {1, 3, crops->crop, crops->crop}) &&
+           is_tensor(in[1], DType::b8, {1, side, side}) && info.rows == side / 2 * (side / 2) + 2;
   } else {
     good = good && in.size() == 1 && is_tensor(in[0], DType::f32, {1, 3, -1, -1});
   }
@@ -73,15 +77,31 @@ std::vector<float> encode_images(Session& session, const ImagesInfo& info, const
                 "' gave features ", features.shape.str(), ", [", rows, ", ", info.width, "] were expected");
     return std::span(static_cast<const float*>(features.data), static_cast<std::size_t>(rows * info.width));
   };
+  const auto add_rows = [&](std::span<const float> features, std::span<const std::int64_t> order) {
+    const auto width = static_cast<std::size_t>(info.width);
+    for (const std::int64_t row : order)
+      to = std::ranges::copy(features.subspan(static_cast<std::size_t>(row) * width, width), to).out;
+  };
   for (const PreparedImages::One& one : images.images) {
     if (const auto* patches = std::get_if<PatchProcessing>(&info.processing)) {
       const image::Patches& prepared = one.patches;
       const std::int64_t merged = patches->merge_size * patches->merge_size;
-      const std::span<const float> features = run(inputs_of(prepared), prepared.groups * prepared.group / merged);
-      for (const std::int64_t row : prepared.order)
-        to = std::ranges::copy(
-                 features.subspan(static_cast<std::size_t>(row * info.width), static_cast<std::size_t>(info.width)), to)
-                 .out;
+      add_rows(run(inputs_of(prepared), prepared.groups * prepared.group / merged), prepared.order);
+      continue;
+    }
+    if (std::holds_alternative<CropProcessing>(info.processing)) {
+      const std::int64_t crop = one.crops.crop, side = one.crops.side, size = 3 * crop * crop;
+      std::vector<float> features;
+      for (std::int64_t at = 0; at < std::ssize(one.crops.pixels) / size; ++at) {
+        const Value inputs[] = {
+            Value::of(TensorView{const_cast<float*>(one.crops.pixels.data() + at * size), DType::f32,
+                                 Shape{1, 3, crop, crop}}),
+            Value::of(TensorView{const_cast<std::uint8_t*>(one.crops.valid.data() + at * side * side), DType::b8,
+                                 Shape{1, side, side}})};
+        const std::span<const float> of_crop = run(inputs, info.rows);
+        features.insert(features.end(), of_crop.begin(), of_crop.end());
+      }
+      add_rows(features, one.crops.order);
       continue;
     }
     // Tile by tile: all have one plan, and memory for one is enough.

@@ -16,18 +16,21 @@ namespace graft::llm {
 
 inline constexpr std::string_view kEncodeImage = "encode_image", kStepWithImages = "step_with_images";
 inline constexpr std::string_view kEncodeAudio = "encode_audio", kStepWithAudio = "step_with_audio";
+inline constexpr std::string_view kEmbedAudio = "embed_audio";
 
 // The pictures or sounds of a prompt: as the tower takes them, and where their features stand.
 struct PreparedImages {
   struct One {
-    std::vector<float> pixels;  // [tiles, 3, height, width]; of patches none
+    std::vector<float> pixels;  // [tiles, 3, height, width]; of patches and crops none
     std::int64_t height = 0, width = 0;
     image::Patches patches;
-    std::vector<float> spectrograms;  // of a sound: [windows, mels, frames]
+    image::Crops crops;
+    std::vector<float> spectrograms;  // of a sound: [windows, mels, frames]; of a whole one [frames, mels]
     std::int64_t heard = 0;           // positions of its tower, where features end with it
     std::int64_t rows = 0;            // of features
   };
   std::vector<One> images;
+  bool sounds = false;    // they are sounds
   std::int64_t rows = 0;  // of features, of all
   // By token of the prompt.
   std::vector<std::int64_t> feature_of;  // its row of the features; -1: it is text
@@ -38,9 +41,10 @@ struct PreparedImages {
   std::int64_t shift = 0;                // added to the places of tokens behind: their positions
 };
 
-// Of a model that takes pictures or sound, what a decoder does with their features.
+// Of a model that takes pictures or sound, or both, what a decoder does with their features.
 struct FeaturesInfo {
-  std::string_view encode, step;  // methods
+  std::string_view step;                  // method
+  std::vector<std::string_view> encoders;  // methods
   std::int64_t width = 0;         // of a row
   bool on_grid = false;           // tokens have three positions
   bool blocks = false;            // the step is told which tokens see each other

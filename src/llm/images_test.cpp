@@ -60,6 +60,34 @@ TEST(Images, SizesInPatches) {
                                 "a picture of 20 x 20 pixels does not become one of 3 patches of 4 x 4 pixels");
 }
 
+TEST(Images, CropsCoverAPicture) {
+  CropProcessing processing;
+  processing.crop = 16;
+  processing.patch_size = 4;
+  processing.max_crops = 4;
+  const auto crops_of = [&](std::int64_t height, std::int64_t width) {
+    return image::crops_of(processing, SmallPictureModel::picture(height, width, 1));
+  };
+  const image::Crops one = crops_of(16, 16);
+  EXPECT_EQ(std::pair(one.rows, one.columns), std::pair(1L, 1L));
+  EXPECT_EQ(one.pixels.size(), 2U * 3 * 16 * 16);
+  // Two rows of two pairs of patches and their ends, of the crop; what stands between; the same of the whole.
+  EXPECT_EQ(one.order, (Ids{6, 7, 4, 8, 9, 4, 5, 0, 1, 4, 2, 3, 4}));
+  const auto check = [&](std::int64_t height, std::int64_t width, std::int64_t rows, std::int64_t columns,
+                         std::int64_t behind, std::size_t features) {
+    const image::Crops found = crops_of(height, width);
+    EXPECT_EQ(std::pair(found.rows, found.columns), std::pair(rows, columns));
+    EXPECT_EQ(std::ssize(found.pixels), (1 + rows * columns) * 3 * 16 * 16);
+    EXPECT_EQ(std::ranges::count(found.valid, 0), behind);
+    EXPECT_EQ(found.order.size(), features);
+  };
+  check(16, 40, 1, 3, 8, 2 * 6 + 7);  // keeps its size: two columns of patches have no pixel of it
+  check(17, 10, 2, 1, 4, 4 * 3 + 7);  // becomes 27 x 16
+  check(48, 80, 1, 2, 4, 2 * 5 + 7);  // 3 x 5 are too many: becomes 16 x 26
+  expect_error<InvalidArgument>([&] { crops_of(9, 16); },
+                                "a picture of 9 x 16 pixels is too long: of its 1 x 1 crops of 16 pixels it fills 9 x 16");
+}
+
 TEST(Images, KeysDifferByPictureAndToken) {
   const SmallPictureModel small;
   const std::vector<Image> images{SmallPictureModel::picture(4, 4, 1), SmallPictureModel::picture(4, 4, 2),

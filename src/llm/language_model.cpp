@@ -101,9 +101,12 @@ LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
     if (const auto found = json.find("images"); found != json.end())
       info.images = llm::parse_images(*found, info.vocab_size);
     if (const auto found = json.find("audio"); found != json.end()) {
-      GRAFT_CHECK(InvalidProgram, !info.images, "'", path, "': '", kLanguageModelKey,
-                  "' has both 'images' and 'audio'");
       info.audio = llm::parse_audio(*found, info.vocab_size);
+      // One step takes the features of both.
+      GRAFT_CHECK(InvalidProgram,
+                  !info.images || (info.images->width == info.audio->width && !llm::on_grid(*info.images) &&
+                                   info.images->blocks == ImagesInfo::Blocks::none),
+                  "'", path, "': '", kLanguageModelKey, "' has 'images' and 'audio' of different steps");
     }
     if (const auto found = json.find("generation"); found != json.end()) {
       GenerationOptions& options = info.generation;
@@ -199,8 +202,10 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
   if (own_methods.methods.empty()) {
     own_methods.methods.emplace_back(kMethod);
     if (info.encoder) own_methods.methods.emplace_back(kEncodeMethod);
-    if (const auto features = llm::features_of(info))
-      for (const std::string_view method : {features->encode, features->step}) own_methods.methods.emplace_back(method);
+    if (const auto features = llm::features_of(info)) {
+      for (const std::string_view method : features->encoders) own_methods.methods.emplace_back(method);
+      own_methods.methods.emplace_back(features->step);
+    }
   }
   // What leaves load() and is no Error is of on_phase.
   std::shared_ptr<const Program> program = call_back([&] { return Program::load(path, own_methods); });

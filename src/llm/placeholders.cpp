@@ -119,12 +119,20 @@ bool on_grid(const ImagesInfo& info) {
 }
 
 std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info) {
-  if (info.images) {
-    const bool blocks = info.images->blocks != ImagesInfo::Blocks::none;
-    return FeaturesInfo{kEncodeImage, kStepWithImages, info.images->width, on_grid(*info.images), blocks};
+  if (!info.images && !info.audio) return {};
+  FeaturesInfo out;
+  if (info.audio) {
+    out = {kStepWithAudio, {kEncodeAudio}, info.audio->width};
+    if (info.audio->whole) out.encoders.push_back(kEmbedAudio);
   }
-  if (info.audio) return FeaturesInfo{kEncodeAudio, kStepWithAudio, info.audio->width};
-  return {};
+  if (info.images) {  // the step is the same for both
+    out.encoders.push_back(kEncodeImage);
+    out.step = kStepWithImages;
+    out.width = info.images->width;
+    out.on_grid = on_grid(*info.images);
+    out.blocks = info.images->blocks != ImagesInfo::Blocks::none;
+  }
+  return out;
 }
 
 void check_step_with_features(const Program& program, const FeaturesInfo& info) {
@@ -154,20 +162,27 @@ void check_placeholders(const LanguageModelInfo& info, std::span<const std::int6
                 " takes no pictures or sound: the package is of text alone");
     return;
   }
-  const std::int64_t id = info.images ? info.images->token_id : info.audio->token_id;
-  const char* const what = info.images ? "pictures" : "sounds";
+  const auto none_of = [&](std::int64_t id, std::string_view what) {
+    const auto found = std::ranges::count(tokens, id);
+    GRAFT_CHECK(InvalidArgument, found == 0, "the prompt has ", found, " tokens of ", what, " (", id,
+                "), and there are no ", what);
+  };
+  const bool sounds = images != nullptr && images->sounds;
+  GRAFT_CHECK(InvalidArgument, images == nullptr || (sounds ? info.audio.has_value() : info.images.has_value()),
+              info.architecture, " takes no ", sounds ? "sounds" : "pictures", ", and the prompt has some");
+  if (info.images && (images == nullptr || sounds)) none_of(info.images->token_id, "pictures");
+  if (info.audio && !sounds) none_of(info.audio->token_id, "sounds");
   if (images == nullptr) {
     // The kernels of transformers themselves do not agree on what such a prompt without pictures sees.
     GRAFT_CHECK(InvalidArgument, !info.images || info.images->blocks != ImagesInfo::Blocks::prompt, info.architecture,
                 " takes prompts with pictures alone, and there are none");
-    const auto found = std::ranges::count(tokens, id);
-    GRAFT_CHECK(InvalidArgument, found == 0, "the prompt has ", found, " tokens of ", what, " (", id,
-                "), and there are no ", what);
     return;
   }
+  const std::int64_t id = sounds ? info.audio->token_id : info.images->token_id;
   bool same = tokens.size() == images->feature_of.size();
   for (std::size_t i = 0; same && i < tokens.size(); ++i) same = (tokens[i] == id) == (images->feature_of[i] >= 0);
-  GRAFT_CHECK(InvalidArgument, same, "the tokens of the prompt are not those that its ", what, " were prepared for");
+  GRAFT_CHECK(InvalidArgument, same, "the tokens of the prompt are not those that its ", sounds ? "sounds" : "pictures",
+              " were prepared for");
 }
 
 }  // namespace graft::llm

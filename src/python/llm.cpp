@@ -108,6 +108,12 @@ nb::list prepared_of(const ImagePrompt& prompt, std::size_t index) {
     add("int64", {2}, std::vector<std::int64_t>{one.heard, one.rows});
     return out;
   }
+  if (const image::Crops& crops = one.crops; crops.side > 0) {
+    const std::int64_t count = 1 + crops.rows * crops.columns;
+    add("float32", {count, 3, crops.crop, crops.crop}, crops.pixels);
+    add("bool", {count, crops.side, crops.side}, crops.valid);
+    return out;
+  }
   const image::Patches& patches = one.patches;
   if (patches.groups == 0) {
     add("float32", {std::ssize(one.pixels) / (3 * one.height * one.width), 3, one.height, one.width}, one.pixels);
@@ -192,7 +198,11 @@ void bind_llm(nb::module_& m) {
       .def_prop_ro("images", [](const ImagePrompt& prompt) { return prompt.images ? prompt.images->images.size() : 0; })
       .def("prepared", &prepared_of)
       // Which row of the tower's output each row of a picture's features is; none: they are in order.
-      .def("order", [](const ImagePrompt& prompt, std::size_t i) { return prompt.images->images.at(i).patches.order; })
+      .def("order",
+           [](const ImagePrompt& prompt, std::size_t i) {
+             const auto& one = prompt.images->images.at(i);
+             return one.crops.side > 0 ? one.crops.order : one.patches.order;
+           })
       .def_prop_ro("positions",
                    [](const ImagePrompt& prompt) { return prompt.images ? prompt.images->positions : Ids(); });
   nb::class_<LanguageModel>(m, "LanguageModel")

@@ -172,7 +172,8 @@ def write_package(
         if stages > 1:
             raise ExportError(f"{type(checkpoint.model).__name__} is cut into stages with text_only=True alone")
         prepared = picture_files.preparation(checkpoint, processor)
-    with_audio = audio.takes_audio(checkpoint.model) and not with_pictures and not text_only
+    beside = not with_pictures or audio.beside_pictures(checkpoint.model)
+    with_audio = audio.takes_audio(checkpoint.model) and beside and not text_only
     if with_audio:
         audio.check(checkpoint.model)
         if stages > 1:

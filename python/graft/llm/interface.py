@@ -195,7 +195,9 @@ def _attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    if function := _instead.get().get(module):
+    # Of models that have one module in several places the tracer hands out proxies.
+    own = module.get_base() if hasattr(module, "get_base") else module
+    if function := _instead.get().get(own):
         return function(module, query, key, value, attention_mask, scaling, position_bias), None
     layer = getattr(module, "layer_idx", None)
     if getattr(module, "is_kv_shared_layer", False):

@@ -13,9 +13,10 @@ from typing import Any
 
 from graft import vision
 from graft.errors import ExportError
+from graft.llm import crops
 from graft.llm.checkpoint import Checkpoint
 from graft.llm.formats import text_files
-from graft.llm.pictures import FAMILIES, Pictures, blocks_of
+from graft.llm.pictures import FAMILIES, Pictures, blocks_of, token_of
 
 _LARGEST_EDGE = 4096  # of Idefics3's processor, whatever its settings say
 _TILED = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
@@ -38,6 +39,9 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
     import transformers
 
     kind = type(checkpoint.model).__name__
+    family = FAMILIES[checkpoint.model.config.model_type]
+    if family == "crops" and processor is None and checkpoint.folder is not None:
+        return _crops(checkpoint, own_settings(checkpoint.folder, "image_processor"))
     if processor is None and checkpoint.folder is not None:
         try:
             processor = transformers.AutoImageProcessor.from_pretrained(checkpoint.folder, backend="pil")
@@ -50,7 +54,8 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
     take_tokenizer(checkpoint, processor)
     images = getattr(processor, "image_processor", processor)
     about = images.to_dict()
-    family = FAMILIES[checkpoint.model.config.model_type]
+    if family == "crops":
+        return _crops(checkpoint, about)
     if family == "fixed":
         settings = vision.settings_of(images)
         settings.pop("labels")
@@ -65,6 +70,21 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
         return _tiles(checkpoint, images, about)
     patches = _pooled_patches if checkpoint.model.config.model_type == "gemma4" else _patches
     return Preparation(patches(checkpoint, images, about), None)
+
+
+def own_settings(folder: Path, part: str) -> dict[str, Any]:
+    """Of a part of a folder's processor, without the packages that it needs to run."""
+    if (file := folder / "processor_config.json").exists():
+        if nested := json.loads(file.read_bytes()).get(part):
+            return nested
+    if (file := folder / "preprocessor_config.json").exists():
+        return json.loads(file.read_bytes())
+    raise ExportError(f"'{folder}' has no {part}: expected a preprocessor_config.json")
+
+
+def _crops(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Preparation:
+    settings, about = crops.settings_of(checkpoint.model.config, given)
+    return Preparation({**settings, **_plain(about)}, None)
 
 
 def take_tokenizer(checkpoint: Checkpoint, processor: Any) -> None:
@@ -208,7 +228,7 @@ def _special(checkpoint: Checkpoint, name: str, otherwise: str) -> str:
 def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) -> dict[str, Any]:
     """For `graft.llm.json`."""
     config = checkpoint.model.config
-    number = config.image_token_id
+    number = token_of(config)
     names = added_tokens(checkpoint)
     token = names.get(number, "")
     if names and not token:
@@ -265,4 +285,4 @@ def _around_tiles(checkpoint: Checkpoint, token: str, pictures: Pictures) -> dic
     }
 
 
-__all__ = ["Preparation", "added_tokens", "metadata", "preparation", "take_tokenizer"]
+__all__ = ["Preparation", "added_tokens", "metadata", "own_settings", "preparation", "take_tokenizer"]

@@ -2,6 +2,7 @@
 
 `encode_image` is the tower and the projector: the rows of features that stand where a prompt has placeholders.
     pixel_values [N, 3, H, W] -> features [N * rows, width]                                      towers of one size
+    pixel_values [N, 3, H, W], valid [N, side, side] -> features [N * rows, width]               crops (Phi-4)
     pixel_values [G, U, patch], positions [G, U, 2], and what the tower asks for besides -> features    patches (Qwen)
 `step` is the decoder, as of a model without a tower. `step_with_images` has features besides, where image_mask is true:
     input_ids [B, T], position_ids [B, T] (or [3, B, T]), cache_position [B, T], logits_to_keep [K],
@@ -25,18 +26,19 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from graft.errors import ExportError
-from graft.llm import interface, rope
+from graft.llm import crops, interface, rope
 from graft.llm import trace as decoders
 from graft.llm.patches import patch_tower
 from graft.llm.trace import become, layers_of, skeleton_of, traced
 
-_FIXED, _TILES, _PATCHES = "fixed", "tiles", "patches"
+_FIXED, _TILES, _PATCHES, _CROPS = "fixed", "tiles", "patches", "crops"
 #: model_type: how pictures become the tower's input.
 FAMILIES = {
     "gemma3": _FIXED,
     "gemma4": _PATCHES,
     "llava": _FIXED,
     "paligemma": _FIXED,
+    "phi4_multimodal": _CROPS,
     "idefics3": _TILES,
     "internvl": _TILES,
     "smolvlm": _TILES,
@@ -53,6 +55,11 @@ def blocks_of(config: Any) -> str | None:
     if config.model_type == "gemma4":
         return "picture" if config.get_text_config().use_bidirectional_attention == "vision" else None
     return {"gemma3": "picture", "paligemma": "prompt"}.get(config.model_type)
+
+
+def token_of(config: Any) -> int:
+    """The id of a placeholder."""
+    return config.vision_config.image_token_id if config.model_type == "phi4_multimodal" else config.image_token_id
 
 
 def takes_pictures(model: torch.nn.Module) -> bool:
@@ -116,6 +123,10 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
         tower = patch_tower(skeleton)
         forward, example, dims = tower.forward, tower.example(), tower.dims(_MOST_GROUPS)
         depth = tower.depth
+    elif family == _CROPS:
+        crop_tower = crops.CropTower(skeleton)
+        forward, example, dims = crop_tower.forward, crop_tower.example(), crop_tower.dims(_MOST_PICTURES)
+        depth = crop_tower.depth
     else:
         assert size is not None
         encode = _encoder(skeleton, size[0])
@@ -127,7 +138,8 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
         dims = ({0: Dim("pictures", min=1, max=_MOST_PICTURES)},)
         depth = 1
     become(skeleton, kind, forward)
-    with interface.instead(dict.fromkeys(_tower(skeleton).modules(), _both_ways)):
+    attend = interface.attend_all if family == _CROPS else _both_ways
+    with interface.instead(dict.fromkeys(_tower(skeleton).modules(), attend)):
         encoder = traced(skeleton, example, dims)
     found = output_of(encoder)
     width = int(found.shape[1])
@@ -213,6 +225,8 @@ def decoder_with_features(
 
 
 def _tower(model: Any) -> torch.nn.Module:
+    if FAMILIES[model.config.model_type] == _CROPS:
+        return crops.tower_of(model)
     for name in ("vision_tower", "vision_model", "visual"):
         if (found := getattr(model.model, name, None)) is not None:
             return found
@@ -283,5 +297,5 @@ def _tile_positions(kind: Any, config: Any, tile: int) -> torch.Tensor:
 
 __all__ = [
     "FAMILIES", "Pictures", "blocks_of", "check", "decoder_with_features", "masks_decide", "output_of", "takes_pictures",
-    "trace", "traced_step",
+    "token_of", "trace", "traced_step",
 ]

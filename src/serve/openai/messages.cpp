@@ -67,8 +67,9 @@ Json parts_of(const Json& content, const std::string& path, const LanguageModelI
       add_text(part.need_text("text"));
     } else {
       throw ApiError(400,
-                     str("'", part.path("type"), "' is '", type, "': text and ",
-                         info.images ? "image_url" : "input_audio", " are supported"),
+                     str("'", part.path("type"), "' is '", type, "': text", info.images && info.audio ? ", " : " and ",
+                         info.images ? "image_url" : "input_audio",
+                         info.images && info.audio ? " and input_audio" : "", " are supported"),
                      part.path("type"), "unsupported_parameter");
     }
     part.end();

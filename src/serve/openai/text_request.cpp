@@ -272,8 +272,11 @@ TextRequest read_chat(const Json& json, const App& app, std::vector<Image> pictu
   }
   try {
     const LanguageModel& model = *request.model->language;
-    ImagePrompt encoded = model.info().audio ? model.encode_with_audio(prompt, media.audio, false)
-                                             : model.encode_with_images(prompt, media.images, false);
+    if (!media.images.empty() && !media.audio.empty())
+      bad_request("messages", "expected pictures or sounds, found both");
+    const bool with_sound = !media.audio.empty() || !model.info().images;
+    ImagePrompt encoded = with_sound ? model.encode_with_audio(prompt, media.audio, false)
+                                     : model.encode_with_images(prompt, media.images, false);
     request.prompts.push_back(std::move(encoded.tokens));
     request.images = std::move(encoded.images);
   } catch (const InvalidArgument& error) {

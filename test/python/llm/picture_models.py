@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import tokenizers
 import torch
 import transformers
 
+import phi4_models
+
 _SIZES = dict(hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
 _SPECIAL = ["<s>", "</s>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
 _SPECIAL += ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
@@ -22,7 +25,7 @@ _SPECIAL += [f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3)]
 CONTEXT = 512
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ':' }}{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}PLACE{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    "{% if c['type'] == 'image' %}PLACE{% elif c['type'] == 'audio' %}<|video_pad|>{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
@@ -191,6 +194,11 @@ def _gemma4_e() -> tuple[Any, Any]:
     return _gemma4(hidden_size_per_layer_input=8, num_kv_shared_layers=2, use_double_wide_mlp=True, final_logit_softcapping=9.0)
 
 
+def _phi4_multimodal() -> tuple[Any, Any]:
+    ids = tokens()
+    return phi4_models.config(_text(), ids["<image>"], ids["<|video_pad|>"]), phi4_models.Files()
+
+
 @dataclass(frozen=True)
 class PictureModel:
     name: str
@@ -198,17 +206,18 @@ class PictureModel:
     place: str = "<image>"  # of a picture, in the text of a prompt
     named: tuple[tuple[str, str], ...] = ()  # special tokens that its processor asks the tokenizer for
     whole: bool = False  # its prompts are one block: of another prompt nothing can be reused
+    auto: Any = transformers.AutoModelForImageTextToText
 
     def save(self, folder: Path) -> Path:
         config, images = self.make()
         config._attn_implementation = "eager"
         torch.manual_seed(len(self.name))
-        model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+        model = self.auto.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.3)
-                elif "embed" in name and parameter.dim() == 2:
+                elif "embed" in re.sub(r"embed_tokens_extend\.\w+", "", name) and parameter.dim() == 2:
                     parameter.copy_(torch.randn_like(parameter))
                 else:
                     parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter[0].numel() ** 0.5)
@@ -218,7 +227,9 @@ class PictureModel:
         tokenizer(TEMPLATE.replace("PLACE", self.place), **dict(self.named)).save_pretrained(folder)
         return folder
 
-    def processor(self, folder: Path) -> Processor:
+    def processor(self, folder: Path) -> Any:
+        if self.name == "phi4_multimodal":
+            return phi4_models.Processor(folder, transformers.AutoConfig.from_pretrained(folder))
         if self.named:
             return WholeProcessor(folder, transformers.AutoConfig.from_pretrained(folder))
         return Processor(folder, transformers.AutoConfig.from_pretrained(folder))
@@ -239,6 +250,7 @@ PICTURE_MODELS = (
     PictureModel("gemma4_e", _gemma4_e, "<image_soft_token>"),
     PictureModel("paligemma", lambda: _paligemma(model_type="gemma"), named=_IMAGE, whole=True),
     PictureModel("paligemma2", lambda: _paligemma(model_type="gemma2", sliding_window=6), named=_IMAGE, whole=True),
+    PictureModel("phi4_multimodal", _phi4_multimodal, auto=transformers.AutoModelForCausalLM),
     PictureModel("qwen3_vl", _qwen3_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
 )
 BY_NAME = {kind.name: kind for kind in PICTURE_MODELS}
