@@ -362,7 +362,7 @@ def test_text_alone(smolvlm: Made, tmp_path: Path) -> None:
     assert "takes no pictures: the package is of text alone" in run_cli(*given, code=1).stderr
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["llava", "phi4_multimodal", "qwen2_5_vl"])
 def test_weights_stay_in_their_files(tmp_path: Path, name: str) -> None:
     """transformers renames those of these models when it loads them."""
     folder = BY_NAME[name].save(tmp_path / "model")
@@ -432,7 +432,7 @@ def test_wrong_exports(smolvlm: Made, tmp_path: Path) -> None:
 # Adapters -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", [BY_NAME["llava"], BY_NAME["qwen2_5_vl"]], ids=lambda kind: kind.name, indirect=True)
+@pytest.mark.parametrize("made", [BY_NAME[name] for name in ("llava", "phi4_multimodal", "qwen2_5_vl")], ids=lambda kind: kind.name, indirect=True)
 def test_adapters(made: Made, tmp_path: Path) -> None:
     """Of the decoder, and of the tower, beside a sequence without one."""
     pytest.importorskip("peft")
@@ -442,8 +442,13 @@ def test_adapters(made: Made, tmp_path: Path) -> None:
     text = f"A {made.kind.place} and B {made.kind.place}"
     given = made.processor(text, [one, two])
     plain = made.logits(given)
-    towers = {"llava": r".*vision_tower.*layers\.0\..*(q_proj|k_proj|fc1)", "qwen2_5_vl": r".*visual\.blocks.*(attn\.qkv|gate_proj)"}
-    for name, targets in [("decoder", r".*language_model.*(q_proj|v_proj|up_proj)"), ("tower", towers[made.kind.name])]:
+    towers = {
+        "llava": r".*vision_tower.*layers\.0\..*(q_proj|k_proj|fc1)",
+        "phi4_multimodal": r".*img_processor.*layers\.0\..*(q_proj|k_proj|fc1)",
+        "qwen2_5_vl": r".*visual\.blocks.*(attn\.qkv|gate_proj)",
+    }
+    decoder = r".*(language_model.*|model\.layers\.\d+\.)(self_attn\.|mlp\.)(q_proj|v_proj|up_proj|qkv_proj|gate_up_proj)"
+    for name, targets in [("decoder", decoder), ("tower", towers[made.kind.name])]:
         adapted = lora.adapted(made.eager, "", target_modules=targets)
         folder = lora.saved(adapted, tmp_path / name)
         generator = graft.TextGenerator(made.package, threads=1, rows=2, adapters={name: folder})
