@@ -132,9 +132,9 @@ struct AudioInfo {
   // Features end where the sound does, which is of one window at most; otherwise there are windows as it needs, all of
   // them whole.
   bool ends_with_sound = false;
-  std::string token;          // in the text of a prompt, the place of a sound
-  std::int64_t token_id = 0;  // of a placeholder: as many as the sound has rows of features
-  std::string place;          // what stands for a sound where the text does not say
+  std::string token;                         // in the text of a prompt, the place of a sound
+  std::int64_t token_id = 0;                 // of a placeholder: as many as the sound has rows of features
+  std::string place;                         // what stands for a sound where the text does not say
   std::optional<WholeSoundInfo> whole = {};  // there are no windows
 };
 

@@ -53,8 +53,8 @@ std::vector<Cubic> cubics_of(std::int64_t from, std::int64_t to) {
     const float at = scale * (static_cast<float>(i) + 0.5F) - 0.5F, below = std::floor(at), t = at - below;
     Cubic& one = all.emplace_back(Cubic{{}, {far(t + 1), near(t), near(1 - t), far(2 - t)}});
     for (std::size_t k = 0; k < 4; ++k)
-      one.from[k] = std::clamp(static_cast<std::int64_t>(below) - 1 + static_cast<std::int64_t>(k), std::int64_t{0},
-                               from - 1);
+      one.from[k] =
+          std::clamp(static_cast<std::int64_t>(below) - 1 + static_cast<std::int64_t>(k), std::int64_t{0}, from - 1);
   }
   return all;
 }
@@ -70,16 +70,16 @@ void add_whole(const Image& image, std::int64_t crop, const ChannelValues& value
           const std::int64_t line = row.from[y] * image.width;
           float of_line = 0;
           for (std::size_t x = 0; x < 4; ++x)
-            of_line += column.weights[x] *
-                       values[c][image.pixels[static_cast<std::size_t>((line + column.from[x]) * 3) + c]];
+            of_line +=
+                column.weights[x] * values[c][image.pixels[static_cast<std::size_t>((line + column.from[x]) * 3) + c]];
           sum += row.weights[y] * of_line;
         }
         *to++ = sum;
       }
 }
 
-// Rows of features of `height` x `width` pairs of patches, each row with its end, in crops of `half` x `half` pairs from
-// number `first` on.
+// Rows of features of `height` x `width` pairs of patches, each row with its end, in crops of `half` x `half` pairs
+// from number `first` on.
 void add_rows(std::int64_t height, std::int64_t width, std::int64_t half, std::int64_t columns, std::int64_t first,
               std::vector<std::int64_t>& order) {
   const std::int64_t of_crop = half * half + 2;

@@ -36,8 +36,8 @@ struct Patches {
 Patches patches_of(const PatchProcessing& processing, const Image& image);
 
 // A picture as Phi-4 multimodal sees it: crops of one size, row by row, and the whole of it before them. Of a
-// crop the tower makes (side / 2)^2 + 2 rows of features: those of its patches, then what ends a row of the picture, and
-// what stands between the crops and the whole.
+// crop the tower makes (side / 2)^2 + 2 rows of features: those of its patches, then what ends a row of the picture,
+// and what stands between the crops and the whole.
 struct Crops {
   std::int64_t rows = 0, columns = 0;
   std::int64_t crop = 0, side = 0;  // along the side of a crop, pixels and patches

@@ -97,8 +97,8 @@ AllTaps taps_of(std::int64_t from, std::int64_t to, const Filter& filter, bool s
 }
 
 // The two passes: pixel i of a line of the result is made of those of a line that lie `step` bytes apart.
-void apply(const AllTaps& taps, const std::uint8_t* from, std::int64_t step, std::uint8_t* to,
-           std::int64_t to_step, std::int64_t bytes) {
+void apply(const AllTaps& taps, const std::uint8_t* from, std::int64_t step, std::uint8_t* to, std::int64_t to_step,
+           std::int64_t bytes) {
   for (const Taps& one : taps.of) {
     for (std::int64_t c = 0; c < bytes; ++c) {
       std::int32_t sum = (1 << taps.precision) >> 1;

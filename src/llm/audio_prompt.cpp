@@ -152,10 +152,10 @@ void check_whole(const Program& program, const AudioInfo& info) {
   };
   const WholeSoundInfo& whole = *info.whole;
   const bool good = embed.inputs.size() == 1 && is(embed.inputs[0], DType::f32, {1, -info.frames, info.mels}) &&
-                    embed.outputs.size() == 1 && embed.outputs[0].dims.size() == 3 &&
-                    encode.inputs.size() == 2 && is(encode.inputs[0], DType::f32, {1, -whole.chunk, whole.states}) &&
-                    is(encode.inputs[1], DType::b8, {1, -whole.chunk}) &&
-                    encode.outputs.size() == 1 && encode.outputs[0].dims.size() == 2;
+                    embed.outputs.size() == 1 && embed.outputs[0].dims.size() == 3 && encode.inputs.size() == 2 &&
+                    is(encode.inputs[0], DType::f32, {1, -whole.chunk, whole.states}) &&
+                    is(encode.inputs[1], DType::b8, {1, -whole.chunk}) && encode.outputs.size() == 1 &&
+                    encode.outputs[0].dims.size() == 2;
   GRAFT_CHECK(InvalidArgument, good, "methods '", kEmbedAudio, "' and '", kEncodeAudio, "' are not what '",
               kLanguageModelKey, "' says of sound: expected frames [1, ", info.frames, ", ", info.mels,
               "] that become positions [1, ", whole.chunk, ", ", whole.states, "], and of these features [",
@@ -235,8 +235,8 @@ std::vector<float> encode_whole(Session& session, const AudioInfo& info, const P
   const WholeSoundInfo& whole = *info.whole;
   const std::int64_t frames = std::ssize(one.spectrograms) / info.mels;
   const std::int64_t positions = (frames + whole.reduction - 1) / whole.reduction;
-  const Value spectrogram = Value::of(
-      TensorView{const_cast<float*>(one.spectrograms.data()), DType::f32, Shape{1, frames, info.mels}});
+  const Value spectrogram =
+      Value::of(TensorView{const_cast<float*>(one.spectrograms.data()), DType::f32, Shape{1, frames, info.mels}});
   const std::vector<Value> embedded = session.run(kEmbedAudio, {&spectrogram, 1}, options);
   GRAFT_CHECK(InvalidProgram, embedded[0].tensor.shape == Shape({1, positions, whole.states}), "method '", kEmbedAudio,
               "' gave positions ", embedded[0].tensor.shape.str(), ", [1, ", positions, ", ", whole.states,

@@ -42,7 +42,8 @@ TEST(FrameMel, FramesLieWithinTheSound) {
       for (std::size_t n = 0; n < 6; ++n) {
         const double here = samples[4 * f + n], before = samples[4 * f + (n == 0 ? 0 : n - 1)];
         const double window = 0.54 - 0.46 * std::cos(2 * std::numbers::pi * static_cast<double>(n) / 5);
-        sum += std::polar((here - 0.5 * before) * 32768 * window, -2 * std::numbers::pi * k * static_cast<double>(n) / 8);
+        sum +=
+            std::polar((here - 0.5 * before) * 32768 * window, -2 * std::numbers::pi * k * static_cast<double>(n) / 8);
       }
       power.push_back(std::norm(sum));
     }

@@ -163,9 +163,8 @@ bool Decoder::Impl::see_images(std::span<const std::int64_t> sequences, std::spa
       of_tower.kv_rows = {};
       if (run_options.adapters.size() > 1) of_tower.adapters = run_options.adapters.subspan(r, 1);
       const LanguageModelInfo& info = model->info();
-      images.features = images.prepared->sounds
-                            ? llm::encode_audio(session, *info.audio, *images.prepared, of_tower)
-                            : llm::encode_images(session, *info.images, *images.prepared, of_tower);
+      images.features = images.prepared->sounds ? llm::encode_audio(session, *info.audio, *images.prepared, of_tower)
+                                                : llm::encode_images(session, *info.images, *images.prepared, of_tower);
     }
   }
   return any;

@@ -43,11 +43,11 @@ struct PreparedImages {
 
 // Of a model that takes pictures or sound, or both, what a decoder does with their features.
 struct FeaturesInfo {
-  std::string_view step;                  // method
+  std::string_view step;                   // method
   std::vector<std::string_view> encoders;  // methods
-  std::int64_t width = 0;         // of a row
-  bool on_grid = false;           // tokens have three positions
-  bool blocks = false;            // the step is told which tokens see each other
+  std::int64_t width = 0;                  // of a row
+  bool on_grid = false;                    // tokens have three positions
+  bool blocks = false;                     // the step is told which tokens see each other
 };
 // Whether tokens have the positions of a grid: time, row and column (Qwen-VL).
 bool on_grid(const ImagesInfo& info);

@@ -84,8 +84,9 @@ TEST(Images, CropsCoverAPicture) {
   check(16, 40, 1, 3, 8, 2 * 6 + 7);  // keeps its size: two columns of patches have no pixel of it
   check(17, 10, 2, 1, 4, 4 * 3 + 7);  // becomes 27 x 16
   check(48, 80, 1, 2, 4, 2 * 5 + 7);  // 3 x 5 are too many: becomes 16 x 26
-  expect_error<InvalidArgument>([&] { crops_of(9, 16); },
-                                "a picture of 9 x 16 pixels is too long: of its 1 x 1 crops of 16 pixels it fills 9 x 16");
+  expect_error<InvalidArgument>(
+      [&] { crops_of(9, 16); },
+      "a picture of 9 x 16 pixels is too long: of its 1 x 1 crops of 16 pixels it fills 9 x 16");
 }
 
 TEST(Images, KeysDifferByPictureAndToken) {

@@ -33,7 +33,10 @@ def server(package):
 def seen(image):
     file = io.BytesIO()
     PIL.Image.fromarray(image).save(file, "png")
-    return {"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()}}
+    return {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()},
+    }
 
 
 def heard(file):

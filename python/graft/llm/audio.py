@@ -31,7 +31,7 @@ from graft.llm.trace import become, skeleton_of, traced
 FAMILIES = {"phi4_multimodal": True, "qwen2_audio": True, "voxtral": False}
 _WHOLE = ("phi4_multimodal",)  # whose towers take sounds of any length, and which take pictures besides
 # The text around the placeholders of a sound where a prompt does not say where it is.
-_AROUND = {"phi4_multimodal": ("", ""), "qwen2_audio": ("<|audio_bos|>", "<|audio_eos|>"), "voxtral": ("[BEGIN_AUDIO]", "")}
+_AROUND = {"qwen2_audio": ("<|audio_bos|>", "<|audio_eos|>"), "voxtral": ("[BEGIN_AUDIO]", "")}
 _STRIDE = 2  # frames of a spectrogram for one position of the tower, whose layers are those of Whisper's encoder
 
 

@@ -1,7 +1,7 @@
 """The tower of Phi-4 multimodal, which sees pictures in crops of one size, as a program.
 
-    pixel_values [N, 3, crop, crop], valid [N, side, side] (0 for patches behind the picture) -> features [N * rows, width]
-Rows are those of a crop's pairs of patches, then two that every crop has, and that stand once for all in a prompt: what
+    pixel_values [N, 3, crop, crop], valid [N, side, side] -> features [N * rows, width]
+valid is 0 for patches behind the picture. Rows are those of a crop's pairs of patches, then two that every crop has, and that stand once for all in a prompt: what
 ends each row of a picture, and what stands between its crops and the whole.
 """
 
@@ -84,11 +84,13 @@ def settings_of(config: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
         )
     if about["patch_size"] != vision.patch_size:
         raise ExportError(
-            f"expected a processor with patch_size {vision.patch_size}, as the model's tower, found {about['patch_size']}"
+            f"expected a processor with patch_size {vision.patch_size}, as the model's tower, found "
+            f"{about['patch_size']}"
         )
     if vision.crop_size != SIDE * vision.patch_size:
         raise ExportError(
-            f"expected crops of {SIDE} x {SIDE} patches, found {vision.crop_size} pixels in patches of {vision.patch_size}"
+            f"expected crops of {SIDE} x {SIDE} patches, found {vision.crop_size} pixels in patches of "
+            f"{vision.patch_size}"
         )
     if about["resample"] != _BICUBIC:
         raise ExportError(f"expected a processor with resample {_BICUBIC}, bicubic, found {about['resample']}")

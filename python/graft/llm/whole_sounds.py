@@ -2,8 +2,8 @@
 
     embed_audio: input_features [1, frames, mels] -> states [1, positions, hidden]
     encode_audio: states [1, P, hidden], heard [1, P] -> features [P, width]
-A sound of more positions than CHUNK is encoded chunk by chunk; the last chunk is as long as the others. heard: 0 for what is
-behind a sound. The model adds it to scores, as 1 or 0: it makes what is behind count less, and does not hide it.
+A sound of more positions than CHUNK is encoded chunk by chunk; the last chunk is as long as the others. heard: 0 for what
+is behind a sound. The model adds it to scores, as 1 or 0: it makes what is behind count less, and does not hide it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def check(model: Any) -> None:
         if (found := getattr(config, name)) != value:
             raise ExportError(f"expected an audio_config with {name} {value}, found {found}")
     if config.chunk_size > 0:
-        raise ExportError(f"expected an audio_config whose positions all see each other, found chunk_size {config.chunk_size}")
+        raise ExportError(
+            f"expected an audio_config whose positions all see each other, found chunk_size {config.chunk_size}"
+        )
 
 
 def trace(model: Any, mode: Any) -> tuple[dict[str, ExportedProgram], int]:
@@ -80,8 +82,8 @@ def trace(model: Any, mode: Any) -> tuple[dict[str, ExportedProgram], int]:
 
 
 def settings_of(config: Any, given: Mapping[str, Any], filters: Any = None) -> dict[str, Any]:
-    """What a package says of its sounds. given: the settings of an extractor as transformers writes them. filters: of one in
-    memory [bins, mels], which does not know what they were made of."""
+    """What a package says of its sounds. given: the settings of an extractor as transformers writes them. filters: of one
+    in memory [bins, mels], which does not know what they were made of."""
     about, tower = {**_DEFAULTS, **given}, config.audio_config
     kind = about.get("feature_extractor_type", "Phi4MultimodalFeatureExtractor")
     if kind != "Phi4MultimodalFeatureExtractor":
@@ -99,7 +101,8 @@ def settings_of(config: Any, given: Mapping[str, Any], filters: Any = None) -> d
             raise ExportError(f"expected an extractor with {name} {value}, as the model's tower, found {about[name]}")
     if filters is not None and not np.allclose(filters, _filters(about)):
         raise ExportError(
-            f"expected an extractor with mel_min_frequency 0 and mel_max_frequency {about['mel_max_frequency']}, found others"
+            f"expected an extractor with mel_min_frequency 0 and mel_max_frequency {about['mel_max_frequency']}, found "
+            "others"
         )
     return {
         "ends_with_sound": True,

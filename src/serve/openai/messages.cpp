@@ -68,8 +68,8 @@ Json parts_of(const Json& content, const std::string& path, const LanguageModelI
     } else {
       throw ApiError(400,
                      str("'", part.path("type"), "' is '", type, "': text", info.images && info.audio ? ", " : " and ",
-                         info.images ? "image_url" : "input_audio",
-                         info.images && info.audio ? " and input_audio" : "", " are supported"),
+                         info.images ? "image_url" : "input_audio", info.images && info.audio ? " and input_audio" : "",
+                         " are supported"),
                      part.path("type"), "unsupported_parameter");
     }
     part.end();

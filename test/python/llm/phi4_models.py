@@ -52,7 +52,9 @@ class _Interpolation(enum.Enum):
     LANCZOS = "lanczos"
 
 
-def _resize(image: torch.Tensor, size: Sequence[int], interpolation: Any = _Interpolation.BILINEAR, antialias: bool = True) -> torch.Tensor:
+def _resize(
+    image: torch.Tensor, size: Sequence[int], interpolation: Any = _Interpolation.BILINEAR, antialias: bool = True
+) -> torch.Tensor:
     if list(image.shape[-2:]) == list(size):
         return image
     mode = dict(mode=interpolation.value, align_corners=False, antialias=antialias)
@@ -77,7 +79,9 @@ def _torchvision() -> Iterator[None]:
         yield
         return
     functions = types.SimpleNamespace(InterpolationMode=_Interpolation, resize=_resize, pad=_pad, normalize=_normalize)
-    modules = {name: types.ModuleType(name) for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")}
+    modules = {
+        name: types.ModuleType(name) for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2")
+    }
     modules["torchvision.transforms.v2"].functional = functions  # type: ignore[attr-defined]
     by_number = {2: _Interpolation.BILINEAR, 3: _Interpolation.BICUBIC}
     with (

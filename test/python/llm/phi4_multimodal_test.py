@@ -1,5 +1,5 @@
-"""Phi-4 multimodal: pictures of many shapes, sounds, and packages of both, against transformers. What it has in common with
-other models of pictures is in pictures_test.py."""
+"""Phi-4 multimodal: pictures of many shapes, sounds, and packages of both, against transformers. What it has in common
+with other models of pictures is in pictures_test.py."""
 
 from __future__ import annotations
 
@@ -36,9 +36,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def test_pictures_of_many_shapes(made: Made) -> None:
-    """One crop, as many as cover it, and the nearest arrangement of at most six; all edges of patches and pairs of them."""
-    shapes = [(128, 128), (129, 128), (128, 257), (256, 384), (384, 256), (385, 256), (300, 1000), (1000, 70), (640, 640)]
-    shapes += [(11, 128), (100, 10), (118, 128), (119, 128), (128, 121), (250, 131), (131, 377), (500, 499), (60, 4000)]
+    """One crop, as many as cover it, and the nearest arrangement of at most six; edges of patches and pairs of them."""
+    shapes = [(128, 128), (129, 128), (128, 257), (256, 384), (384, 256), (385, 256), (300, 1000), (1000, 70)]
+    shapes += [
+        (640, 640),
+        (11, 128),
+        (100, 10),
+        (118, 128),
+        (119, 128),
+        (128, 121),
+        (250, 131),
+        (131, 377),
+        (500, 499),
+        (60, 4000),
+    ]
     for height, width in shapes:
         image = picture(height, width, height)
         given = made.processor.prepared([image])
@@ -64,7 +75,9 @@ def test_pictures_that_are_too_long(made: Made) -> None:
     expected = generated(made, IMAGE, [image], 8)
     with pytest.raises(ValueError, match="the aspect ratio is very extreme"):
         made.processor.prepared([picture(9, 128)])
-    with pytest.raises(graft.InvalidArgument, match="9 x 128 pixels is too long: of its 1 x 1 crops of 128 pixels it fills 9 x 128"):
+    with pytest.raises(
+        graft.InvalidArgument, match="9 x 128 pixels is too long: of its 1 x 1 crops of 128 pixels it fills 9 x 128"
+    ):
         made.generator.generate(IMAGE, images=[picture(9, 128)])
     with pytest.raises(graft.InvalidArgument, match="a picture of 2000 x 3 pixels is too long: of its 6 x 1 crops"):
         made.generator.generate(IMAGE, images=[picture(2000, 3)])
@@ -104,8 +117,8 @@ def answered(made: Made, text: str, sounds: Sequence[np.ndarray], count: int = 2
 
 
 # Samples of several prompts. Of two sounds the shorter one is padded, and the frames behind it depend on its length.
-_SOUNDS = [(1680,), (1700,), (8000,), (16000,), (16159,), (48123,), (16000, 9000), (9000, 16000), (8000, 7990), (12000, 12000)]
-_SOUNDS += [(16400, 4100, 4080), (400, 9000), (650, 30000)]
+_SOUNDS = [(1680,), (1700,), (8000,), (16000,), (16159,), (48123,), (16000, 9000), (9000, 16000), (8000, 7990)]
+_SOUNDS += [(12000, 12000), (16400, 4100, 4080), (400, 9000), (650, 30000)]
 
 
 def of_samples(counts: Sequence[int]) -> list[np.ndarray]:
@@ -305,14 +318,24 @@ def test_wrong_exports(made: Made, tmp_path: Path) -> None:
         assert not target.exists()
 
     images, sounds = phi4_models.image_processor, phi4_models.extractor
-    refused("expected a processor with patch_size 4, as the model's tower, found 8", image_processor=images(patch_size=8))
+    refused(
+        "expected a processor with patch_size 4, as the model's tower, found 8", image_processor=images(patch_size=8)
+    )
     refused("crops of 128 x 128, found 64 x 64 and 128", image_processor=images(size={"height": 64, "width": 64}))
     refused("expected a processor with resample 3, bicubic, found 2", image_processor=images(resample=2))
-    refused("expected a Phi4MultimodalImageProcessor, found CLIPImageProcessor", image_processor=transformers.CLIPImageProcessorPil())
+    refused(
+        "expected a Phi4MultimodalImageProcessor, found CLIPImageProcessor",
+        image_processor=transformers.CLIPImageProcessorPil(),
+    )
     refused("expected an extractor with audio_feat_stride 1", audio_processor=sounds(audio_feat_stride=2))
     refused("expected an extractor with feature_size 80", audio_processor=sounds(feature_size=40))
-    refused("mel_min_frequency 0 and mel_max_frequency 7690, found others", audio_processor=sounds(mel_max_frequency=7000))
-    refused("expected a Phi4MultimodalFeatureExtractor, found WhisperFeatureExtractor", audio_processor=transformers.WhisperFeatureExtractor())
+    refused(
+        "mel_min_frequency 0 and mel_max_frequency 7690, found others", audio_processor=sounds(mel_max_frequency=7000)
+    )
+    refused(
+        "expected a Phi4MultimodalFeatureExtractor, found WhisperFeatureExtractor",
+        audio_processor=transformers.WhisperFeatureExtractor(),
+    )
     with pytest.raises(ExportError, match="is cut into stages with text_only=True alone"):
         graft.export_llm(made.folder, target, stages=2)
     for name, value, message in [

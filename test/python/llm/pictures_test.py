@@ -432,7 +432,10 @@ def test_wrong_exports(smolvlm: Made, tmp_path: Path) -> None:
 # Adapters -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("made", [BY_NAME[name] for name in ("llava", "phi4_multimodal", "qwen2_5_vl")], ids=lambda kind: kind.name, indirect=True)
+_WITH_ADAPTERS = [BY_NAME[name] for name in ("llava", "phi4_multimodal", "qwen2_5_vl")]
+
+
+@pytest.mark.parametrize("made", _WITH_ADAPTERS, ids=lambda kind: kind.name, indirect=True)
 def test_adapters(made: Made, tmp_path: Path) -> None:
     """Of the decoder, and of the tower, beside a sequence without one."""
     pytest.importorskip("peft")
