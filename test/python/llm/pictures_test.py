@@ -18,6 +18,7 @@ import transformers
 
 import graft
 from graft.errors import ExportError
+from graft.llm.pictures import token_of
 from picture_models import BY_NAME, PICTURE_MODELS, PictureModel, picture
 from runner_test import binary
 
@@ -187,7 +188,7 @@ def test_pictures_with_equal_placeholders_are_not_confused(made: Made) -> None:
     one, two = picture(40, 60, 1), picture(40, 60, 2)
     ids = made.prompt(text, [one]).tokens
     assert ids == made.prompt(text, [two]).tokens
-    first = ids.index(made.processor.tokenizer.convert_tokens_to_ids(made.processor.image_token))
+    first = ids.index(token_of(made.eager.config))
     reused = []
     for image in (one, two, two, one):
         found = generator.generate(text, images=[image], max_new_tokens=24).tokens
