@@ -82,6 +82,13 @@ struct CropProcessing {
   ImageProcessing each = {};  // normalization; its filter and sizes play no part
 };
 
+// What models do whose towers take the tiles of a canvas (MLlama): of the canvases of up to max_tiles tiles the one
+// that the picture fits best; it fills that along one side, keeps its shape, and the rest is black.
+struct CanvasProcessing {
+  std::int64_t tile = 448, max_tiles = 4;
+  ImageProcessing each = {};  // filter and normalization; its sizes play no part
+};
+
 // Makes pictures into what a model takes. Immutable.
 class GRAFT_API ImageProcessor {
  public:

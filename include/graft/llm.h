@@ -93,7 +93,7 @@ struct EncoderInfo {
 struct ImagesInfo {
   // Tokens that see each other both ways: none, those of a picture, or those of a prompt with pictures.
   enum class Blocks { none, picture, prompt };
-  std::variant<ImageProcessing, TileProcessing, PatchProcessing, CropProcessing> processing;
+  std::variant<ImageProcessing, TileProcessing, PatchProcessing, CropProcessing, CanvasProcessing> processing;
   std::string token;          // in the text of a prompt, the place of a picture
   std::int64_t token_id = 0;  // of a placeholder: as many as the picture has rows of features
   std::int64_t rows = 0;      // of features, of a picture of one size, a tile or a crop; 0: by its patches
@@ -109,6 +109,10 @@ struct ImagesInfo {
   std::string end;            // of the text of a prompt with pictures
   bool add_special = true;    // whether the tokenizer's special tokens go around a prompt with pictures
   Blocks blocks = Blocks::none;
+  // Layers of the decoder attend to the features (MLlama): a picture is one token, a token sees the pictures that were
+  // named last before it, and `rows` are those of a tile.
+  bool attended = false;
+  std::string bos;  // begins a text that does not have it, behind the pictures that come first
 };
 
 // For a model whose tower takes a sound of any length as a whole (Phi-4 multimodal): frames of pre-emphasized samples
@@ -219,7 +223,9 @@ struct DecoderOptions {
   std::int64_t length = 0;                // tokens of the cache for each; 0: the model's context
   KvType kv_type = KvType::computed;      // how keys and values are stored
   std::int64_t prefill_chunk_size = 512;  // the most tokens of one run
-  std::int64_t encoder_length = 0;        // tokens that the encoder reads, where there is one; 0: the model's most
+  // Tokens that the encoder reads, where there is one; 0: the model's most. Of a model whose layers attend to pictures
+  // the rows of features of all pictures of a sequence; 0: those of four pictures.
+  std::int64_t encoder_length = 0;
   // Widths, ascending, up to prefill_chunk_size, that prompt runs of prefill() and score() are padded up to, so that
   // prompts of all lengths share as many plans; a run wider than the largest has its own width. Empty: every width is
   // its own. BatchGenerator reads prompts in runs of these widths; empty: prefill_chunk_size and halves of it.

@@ -51,4 +51,13 @@ Crops crops_of(const CropProcessing& processing, const Image& image);
 // As torch.nn.functional.interpolate(mode="bilinear", antialias=True) of bytes: `resize` with coefficients of 16 bits.
 Image resize_like_torch(const Image& image, std::int64_t height, std::int64_t width);
 
+// A picture as MLlama sees it: the tiles of a canvas, row by row, and behind them none up to the most.
+struct Canvas {
+  std::int64_t rows = 0, columns = 0;  // of tiles
+  std::int64_t shape = 0;              // number of the canvas among all, from 1 on: by rows, then by columns
+  std::vector<float> pixels;           // [max_tiles, 3, tile, tile]
+  std::vector<std::int64_t> valid;     // [max_tiles]: 0 where there is no tile
+};
+Canvas canvas_of(const CanvasProcessing& processing, const Image& image);
+
 }  // namespace graft::image

@@ -28,6 +28,7 @@ std::int64_t number_in(const Json& json, const char* name, std::int64_t least, s
 
 constexpr std::int64_t kLargestEdge = 1 << 13;  // so that squares of it are pictures
 constexpr std::int64_t kMaxTiles = 1 << 10;
+constexpr std::int64_t kMaxCanvasTiles = 1 << 6;  // each canvas has memory for all
 
 }  // namespace
 
@@ -61,6 +62,14 @@ TileProcessing tile_processing_in(const Json& json) {
     out.max_rows = number_in(json, "max_rows", 1, kLargestEdge);
     out.max_columns = number_in(json, "max_columns", 1, kLargestEdge);
   }
+  out.each = processing_in(json);
+  return out;
+}
+
+CanvasProcessing canvas_processing_in(const Json& json) {
+  CanvasProcessing out;
+  out.tile = number_in(json, "tile", 1, kLargestEdge);
+  out.max_tiles = number_in(json, "max_tiles", 1, kMaxCanvasTiles);
   out.each = processing_in(json);
   return out;
 }

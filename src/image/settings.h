@@ -11,5 +11,6 @@ ImageProcessing processing_in(const Json& json);
 TileProcessing tile_processing_in(const Json& json);
 PatchProcessing patch_processing_in(const Json& json);
 CropProcessing crop_processing_in(const Json& json);
+CanvasProcessing canvas_processing_in(const Json& json);
 
 }  // namespace graft::image

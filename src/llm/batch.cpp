@@ -144,6 +144,10 @@ BatchGenerator::Id BatchGenerator::Impl::submit(ImagePrompt prompt, const Genera
                                                 const RequestOptions& request, OnText on_text) {
   const llm::Use use = llm::Use::nested(loop.decoder().in_use, kWhat, "submit()");
   loop.check(prompt.tokens, options, 1, prompt.images.get());
+  const std::int64_t vocabulary = loop.model().info().vocab_size;
+  GRAFT_CHECK(InvalidArgument,
+              !request.prompt_logprobs || std::ranges::all_of(prompt.tokens, [&](auto id) { return id < vocabulary; }),
+              "prompt_logprobs of a prompt with pictures: the token of these has no logit");
   // A request that ends must get its place.
   if (const std::size_t most = ended_.size() + waiting_.size() + running() + 1; ended_.capacity() < most)
     ended_.reserve(2 * most);

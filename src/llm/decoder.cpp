@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/rethrow.h"
+#include "graft/adapter.h"
 #include "llm/decoder_impl.h"
 
 namespace graft {
@@ -44,15 +45,18 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, info.stage || options.stages.addresses.empty(),
               "addresses of stages were given, and the model is in one piece");
   if (info.encoder && options.encoder_length == 0) options.encoder_length = info.encoder->context_length;
+  if (info.images && info.images->attended && options.encoder_length == 0)
+    options.encoder_length = llm::most_source_rows(*info.images);
   return options;
 }
 
-SessionOptions session_options(const DecoderOptions& options, const stage::FirstStage* first) {
+SessionOptions session_options(const DecoderOptions& options, const stage::FirstStage* first, bool attended = false) {
   SessionOptions session;
   if (first) session.arena = first->arena;
   session.threads = options.threads;
   session.max_graphs = kCalls;
   session.kv = {options.rows, options.length, options.kv_type, std::min(options.prefill_chunk_size, options.length)};
+  if (attended) session.kv.encoder_length = options.encoder_length;
   return session;
 }
 
@@ -63,7 +67,7 @@ Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const D
       features_info(model ? llm::features_of(model->info()) : std::nullopt),
       options(checked(decoder_options, model.get())),
       first_stage(model->info().stage ? stage::first_stage_of(model->info().stage->model) : nullptr),
-      session(model->program(), session_options(options, first_stage.get())),
+      session(model->program(), session_options(options, first_stage.get(), features_info && features_info->attended)),
       lengths_(static_cast<std::size_t>(options.rows), 0) {
   session.kv_lengths();  // a program without a cache is refused here
   calls_.reserve(kCalls);
@@ -72,6 +76,7 @@ Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const D
   std::iota(first_.begin(), first_.end(), 0);
   shortest_.resize(lengths_.size(), 1);
   images_.resize(lengths_.size());
+  sources_.resize(lengths_.size());
   if (const auto& first = model->info().stage)
     chain_ = std::make_unique<stage::Chain>(*first, options.stages, session_options(options, first_stage.get()).kv);
 }
@@ -85,12 +90,13 @@ void Decoder::Impl::lose() noexcept {
   std::ranges::fill(lengths_, 0);
   std::ranges::fill(shortest_, 1);
   std::ranges::fill(images_, Images());
+  std::ranges::fill(sources_, Source());
 }
 
 void Decoder::Impl::check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const {
   GRAFT_CHECK(InvalidArgument, !rows.empty() && rows.size() <= lengths_.size(), "a batch of ", rows.size(),
               " sequences: the cache has ", lengths_.size(), " rows");
-  const std::int64_t vocabulary = model->info().vocab_size;
+  const std::int64_t vocabulary = llm::input_ids(model->info());
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const std::int64_t sequence = sequences[r];
     GRAFT_CHECK(InvalidArgument, sequence >= 0 && sequence < std::ssize(lengths_), "the cache has ", lengths_.size(),
@@ -148,6 +154,7 @@ void Decoder::Impl::place_images(std::size_t row, std::shared_ptr<const llm::Pre
 
 bool Decoder::Impl::see_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows,
                                const RunOptions& run_options) {
+  if (features_info && features_info->attended) return store_images(sequences, rows, run_options);
   bool any = false;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const auto sequence = static_cast<std::size_t>(sequences[r]);
@@ -170,6 +177,53 @@ bool Decoder::Impl::see_images(std::span<const std::int64_t> sequences, std::spa
   return any;
 }
 
+void Decoder::Impl::check_room(const llm::PreparedImages& images) const {
+  GRAFT_CHECK(InvalidArgument, images.ranges.empty() || images.rows <= options.encoder_length, "the ",
+              images.images.size(), " pictures of a sequence have ", images.rows, " rows of features, there is room for ",
+              options.encoder_length, " (DecoderOptions::encoder_length)");
+}
+
+bool Decoder::Impl::store_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows,
+                                 const RunOptions& run_options) {
+  bool any = false;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const auto sequence = static_cast<std::size_t>(sequences[r]);
+    const llm::PreparedImages* prepared = images_[sequence].prepared.get();
+    if (!prepared || rows[r].empty()) continue;
+    any = true;
+    RunOptions of_row = run_options;
+    of_row.kv_rows = {};
+    if (run_options.adapters.size() > 1) of_row.adapters = run_options.adapters.subspan(r, 1);
+    const Adapter* adapter = of_row.adapters.empty() ? nullptr : of_row.adapters[0];
+    const Source wanted{prepared->digest, adapter ? adapter->id() : 0, true};
+    Source& source = sources_[sequence];
+    if (source.whole && source.digest == wanted.digest && source.adapter == wanted.adapter) continue;
+    check_room(*prepared);
+    source.whole = false;
+    llm::store_images(session, *model->info().images, *prepared, sequences[r], of_row);
+    source = wanted;
+  }
+  return any;
+}
+
+void Decoder::Impl::place_ranges(Call& call, std::size_t sequence, std::size_t row, std::size_t at,
+                                 std::size_t count) const {
+  const auto row_begin = row * static_cast<std::size_t>(call.width);
+  for (std::size_t i = row_begin; i < row_begin + static_cast<std::size_t>(call.width); ++i) {
+    call.blocks[2 * i] = 0;
+    call.blocks[2 * i + 1] = -1;
+    call.image_mask[i] = 0;
+  }
+  const llm::PreparedImages* prepared = images_[sequence].prepared.get();
+  if (!prepared) return;
+  const auto first = static_cast<std::size_t>(lengths_[sequence]);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t token = std::min(first + i, prepared->sees.size() - 1);
+    for (const std::size_t side : {0u, 1u}) call.blocks[2 * (at + i) + side] = prepared->ranges[2 * token + side];
+    call.image_mask[at + i] = prepared->sees[token];
+  }
+}
+
 void Decoder::Impl::place(Call& call, std::size_t sequence, std::size_t row, std::size_t at, std::size_t count) const {
   const Images& images = images_[sequence];
   const auto first = static_cast<std::size_t>(lengths_[sequence]);
@@ -185,6 +239,7 @@ void Decoder::Impl::place(Call& call, std::size_t sequence, std::size_t row, std
               : static_cast<std::int64_t>(token) + (prepared ? prepared->shift : 0);
   }
   if (!call.with_images) return;
+  if (features_info->attended) return place_ranges(call, sequence, row, at, count);
   for (std::size_t i = 0; i < count && !call.blocks.empty(); ++i)
     for (const std::size_t side : {0u, 1u})
       call.blocks[2 * (at + i) + side] =
@@ -229,7 +284,12 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
   }
   for (std::int64_t k = width - keep; k < width; ++k) call.kept.push_back(k);
   call.inputs.push_back(Value::of(TensorView{call.kept.data(), DType::i64, Shape{keep}}));
-  if (with_images) {
+  if (with_images && features_info->attended) {
+    call.blocks.resize(2 * positions);
+    call.image_mask.resize(positions);
+    call.inputs.push_back(Value::of(TensorView{call.blocks.data(), DType::i64, Shape{batch, width, 2}}));
+    call.inputs.push_back(Value::of(TensorView{call.image_mask.data(), DType::b8, Shape{batch, width}}));
+  } else if (with_images) {
     const std::int64_t size = features_info->width;
     call.features.resize(positions * static_cast<std::size_t>(size));
     call.image_mask.resize(positions);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <span>
@@ -32,6 +33,8 @@ class Decoder::Impl {
   // How many tokens of a sequence a run of about `count` takes so that no tokens are cut off that see each other: fewer
   // where that leaves some, else more.
   std::int64_t uncut(std::size_t row, std::int64_t count) const;
+  // Throws InvalidArgument for pictures of more rows than the layers of a sequence that attend to them have room for.
+  void check_room(const llm::PreparedImages& images) const;
   // The pictures of the tokens that a sequence begins with; null: none. Their features are made when they are read.
   void place_images(std::size_t row, std::shared_ptr<const llm::PreparedImages> images);
   std::int64_t length(std::size_t row) const { return lengths_[row]; }
@@ -60,7 +63,7 @@ class Decoder::Impl {
     std::vector<std::int64_t> ids, positions, cache_positions, kept;
     std::vector<float> features;           // [batch, width, FeaturesInfo::width]
     std::vector<std::uint8_t> image_mask;  // [batch, width]
-    std::vector<std::int64_t> blocks;      // [batch, width, 2]; empty: the step takes none
+    std::vector<std::int64_t> blocks;      // [batch, width, 2]: blocks or ranges; empty: the step takes none
     std::vector<Value> inputs, outputs;
   };
   void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& run_options);
@@ -71,6 +74,10 @@ class Decoder::Impl {
   Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep, bool with_images = false);
   // Whether a run of these has tokens of pictures; makes the features that are missing.
   bool see_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, const RunOptions& run_options);
+  // The same of a model whose layers attend to pictures: stores those that a row of the cache does not have.
+  bool store_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, const RunOptions& run_options);
+  // Which rows of its pictures' features each of these tokens sees.
+  void place_ranges(Call& call, std::size_t sequence, std::size_t row, std::size_t at, std::size_t count) const;
   // Of `count` tokens of a sequence, which stand from `at` on in the buffers of the call: positions and features.
   void place(Call& call, std::size_t sequence, std::size_t row, std::size_t at, std::size_t count) const;
   void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;
@@ -83,6 +90,12 @@ class Decoder::Impl {
     std::shared_ptr<const llm::PreparedImages> prepared;  // null: none
     std::vector<float> features;                          // [rows, width]; empty: not made yet, or not needed any more
   };
+  struct Source {
+    std::array<std::uint8_t, 32> digest = {};  // of the pictures that layers of the row can attend to
+    std::uint64_t adapter = 0;                 // that made their keys and values; 0: none
+    bool whole = false;                        // false: there are none, or not all
+  };
+  std::vector<Source> sources_;        // by row
   std::vector<std::int64_t> lengths_;  // tokens by row
   std::vector<Images> images_;         // by row
   std::vector<std::int64_t> first_;

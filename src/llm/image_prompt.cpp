@@ -63,6 +63,12 @@ Seen see(const ImagesInfo& info, const Image& image) {
                     out.one.crops = image::crops_of(processing, image);
                     out.one.rows = std::ssize(out.one.crops.order);
                     out.text = one_piece(out.one.rows);
+                  },
+                  [&](const CanvasProcessing& processing) {
+                    out.one.canvas = image::canvas_of(processing, image);
+                    out.one.height = out.one.width = processing.tile;
+                    out.one.rows = 1;  // a token
+                    out.text = placeholder;
                   }},
              info.processing);
   return out;
@@ -101,6 +107,8 @@ void place(PreparedImages& out, const PatchProcessing& processing) {
   out.shift = next - static_cast<std::int64_t>(count);
 }
 
+constexpr std::int64_t kMoreEmbeddings = 8;  // of MLlama, than logits
+
 std::string text_in(const Json& json, const char* name) { return json.value(name, std::string()); }
 
 }  // namespace
@@ -113,7 +121,9 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
                 "' of 'images' must be from ", least, " to ", most, ", found ", value);
     return value;
   };
-  info.token_id = size("token_id", 0, vocabulary - 1);
+  // A token that is read alone has no logit: it is behind the vocabulary, where embeddings have room for a few.
+  const bool attended = json.value("attended", false);
+  info.token_id = size("token_id", 0, attended ? vocabulary + kMoreEmbeddings - 1 : vocabulary - 1);
   info.rows = size("rows", 0, std::int64_t{1} << 20);
   info.width = size("width", 1, std::int64_t{1} << 24);
   info.token = json.at("token").get<std::string>();
@@ -129,6 +139,8 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
   info.after_last = text_in(text, "after_last");
   info.end = text_in(text, "end");
   info.add_special = text.value("add_special", true);
+  info.bos = text_in(text, "bos");
+  info.attended = attended;
   const auto blocks = json.value("blocks", std::string("none"));
   GRAFT_CHECK(InvalidProgram, blocks == "none" || blocks == "picture" || blocks == "prompt", "'", kLanguageModelKey,
               "': expected 'blocks' of 'images' to be none, picture or prompt, found '", blocks, "'");
@@ -145,6 +157,8 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
       info.processing = image::tile_processing_in(processing);
     } else if (kind == "crops") {
       info.processing = image::crop_processing_in(processing);
+    } else if (kind == "canvas") {
+      info.processing = image::canvas_processing_in(processing);
     } else {
       GRAFT_CHECK(InvalidProgram, kind == "patches", "'", kLanguageModelKey, "': there is no processing of pictures '",
                   kind, "'");
@@ -155,6 +169,9 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
   }
   GRAFT_CHECK(InvalidProgram, (info.rows == 0) == (kind == "patches"), "'", kLanguageModelKey,
               "': 'rows' of 'images' is ", info.rows, " with pictures as ", kind);
+  GRAFT_CHECK(InvalidProgram, attended == (kind == "canvas") && !(attended && info.blocks != ImagesInfo::Blocks::none),
+              "'", kLanguageModelKey, "': 'attended' of 'images' is ", attended, " with pictures as ", kind,
+              " and blocks of ", blocks);
   return info;
 }
 
@@ -176,7 +193,9 @@ ImagePrompt encoded(const LanguageModel& model, std::string_view prompt, std::sp
   placeholders.after_last = info->after_last;
   placeholders.end = info->end;
   placeholders.blocks = info->blocks;
+  placeholders.bos = info->bos;
   Filled filled = with_placeholders(model, prompt, images.size(), placeholders, add_special && info->add_special);
+  if (info->attended && filled.prepared) see_sources(*filled.prepared, info->rows);
   if (on_grid(*info) && filled.prepared) place(*filled.prepared, std::get<PatchProcessing>(info->processing));
   return {std::move(filled.tokens), std::move(filled.prepared)};
 }

@@ -58,6 +58,17 @@ void check_image_methods(const Program& program, const ImagesInfo& info) {
     const std::int64_t side = crops->crop / crops->patch_size;
     good = good && in.size() == 2 && is_tensor(in[0], DType::f32, {1, 3, crops->crop, crops->crop}) &&
            is_tensor(in[1], DType::b8, {1, side, side}) && info.rows == side / 2 * (side / 2) + 2;
+  } else if (const auto* canvas = std::get_if<CanvasProcessing>(&info.processing)) {
+    good = good && in.size() == 3 &&
+           is_tensor(in[0], DType::f32, {1, canvas->max_tiles, 3, canvas->tile, canvas->tile}) &&
+           is_tensor(in[1], DType::i64, {1, 1}) && is_tensor(in[2], DType::i64, {1, canvas->max_tiles});
+    const auto& store = program.method(kStoreImage).inputs;
+    GRAFT_CHECK(InvalidArgument,
+                store.size() == 2 && is_tensor(store[0], DType::f32, {1, info.rows, info.width}) &&
+                    is_tensor(store[1], DType::i64, {1, info.rows}),
+                "method '", kStoreImage, "' is not what '", kLanguageModelKey,
+                "' says of pictures: expected features [1, ", info.rows, ", ", info.width, "] and positions [1, ",
+                info.rows, "]");
   } else {
     good = good && in.size() == 1 && is_tensor(in[0], DType::f32, {1, 3, -1, -1});
   }
@@ -102,6 +113,14 @@ std::vector<float> encode_images(Session& session, const ImagesInfo& info, const
         features.insert(features.end(), of_crop.begin(), of_crop.end());
       }
       add_rows(features, one.crops.order);
+      continue;
+    }
+    if (!one.canvas.pixels.empty()) {
+      const std::int64_t tiles = std::ssize(one.canvas.valid);
+      const std::vector<std::int64_t> shape{one.canvas.shape};
+      const Value inputs[] = {Value::of(view(one.canvas.pixels, Shape{1, tiles, 3, one.height, one.width})),
+                              Value::of(view(shape, Shape{1, 1})), Value::of(view(one.canvas.valid, Shape{1, tiles}))};
+      to = std::ranges::copy(run(inputs, tiles * info.rows), to).out;
       continue;
     }
     // Tile by tile: all have one plan, and memory for one is enough.

@@ -14,7 +14,8 @@
 
 namespace graft::llm {
 
-inline constexpr std::string_view kEncodeImage = "encode_image", kStepWithImages = "step_with_images";
+inline constexpr std::string_view kEncodeImage = "encode_image", kStepWithImages = "step_with_images",
+                                  kStoreImage = "store_image";
 inline constexpr std::string_view kEncodeAudio = "encode_audio", kStepWithAudio = "step_with_audio";
 inline constexpr std::string_view kEmbedAudio = "embed_audio";
 
@@ -25,6 +26,7 @@ struct PreparedImages {
     std::int64_t height = 0, width = 0;
     image::Patches patches;
     image::Crops crops;
+    image::Canvas canvas;
     std::vector<float> spectrograms;  // of a sound: [windows, mels, frames]; of a whole one [frames, mels]
     std::int64_t heard = 0;           // positions of its tower, where features end with it
     std::int64_t rows = 0;            // of features
@@ -39,6 +41,10 @@ struct PreparedImages {
   std::vector<std::int64_t> blocks;      // [tokens, 2]: the first and the last token that sees it and is seen; or empty
   std::int64_t begin = 0, end = 0;       // of the first placeholder, and behind the last
   std::int64_t shift = 0;                // added to the places of tokens behind: their positions
+  // Of a model whose layers attend to pictures, by token of the prompt; those behind it see what its last one sees.
+  std::vector<std::int64_t> ranges;          // [tokens, 2]: the first and the last row that a token sees
+  std::vector<std::uint8_t> sees;            // [tokens]: 0 where no picture was named yet, and all rows are seen
+  std::array<std::uint8_t, 32> digest = {};  // of all pictures
 };
 
 // Of a model that takes pictures or sound, or both, what a decoder does with their features.
@@ -48,6 +54,7 @@ struct FeaturesInfo {
   std::int64_t width = 0;                  // of a row
   bool on_grid = false;                    // tokens have three positions
   bool blocks = false;                     // the step is told which tokens see each other
+  bool attended = false;  // features are stored beside the sequence, and the step is told which a token sees
 };
 // Whether tokens have the positions of a grid: time, row and column (Qwen-VL).
 bool on_grid(const ImagesInfo& info);
@@ -63,7 +70,10 @@ struct Placeholders {
   std::function<std::array<std::uint8_t, 32>(std::size_t i)> digest;            // SHA-256 of what is seen or heard
   std::string_view after_last = {}, end = {};  // text behind the last one, and behind all
   ImagesInfo::Blocks blocks = ImagesInfo::Blocks::none;
+  std::string_view bos = {};  // begins a text that does not have it, behind the places that come first
 };
+// How many ids a prompt may have: a placeholder may be one that has no logit.
+std::int64_t input_ids(const LanguageModelInfo& info);
 std::string repeated(std::string_view text, std::int64_t count);
 struct Filled {
   std::vector<std::int64_t> tokens;
@@ -88,6 +98,14 @@ GRAFT_API void check_placeholders(const LanguageModelInfo& info, std::span<const
 // Run the tower: [rows, width].
 std::vector<float> encode_images(Session& session, const ImagesInfo& info, const PreparedImages& images,
                                  const RunOptions& options);
+// Of a model whose layers attend to pictures: which rows of the stored features each token of a prompt sees, whose
+// `feature_of` says which picture a token is.
+void see_sources(PreparedImages& prepared, std::int64_t tile_rows);
+// How many rows a sequence's pictures may have where nobody says.
+std::int64_t most_source_rows(const ImagesInfo& info);
+// Run the tower, and make of the features what the layers of a row of the cache attend to.
+void store_images(Session& session, const ImagesInfo& info, const PreparedImages& images, std::int64_t row,
+                  const RunOptions& options);
 std::vector<float> encode_audio(Session& session, const AudioInfo& info, const PreparedImages& sounds,
                                 const RunOptions& options);
 // The method that takes features [B, T, width], a mask [B, T] and maybe blocks [B, T, 2] besides what 'step' takes.

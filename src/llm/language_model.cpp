@@ -205,6 +205,7 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
     if (const auto features = llm::features_of(info)) {
       for (const std::string_view method : features->encoders) own_methods.methods.emplace_back(method);
       own_methods.methods.emplace_back(features->step);
+      if (features->attended) own_methods.methods.emplace_back(llm::kStoreImage);
     }
   }
   // What leaves load() and is no Error is of on_phase.
@@ -230,9 +231,10 @@ LanguageModel::LanguageModel(std::shared_ptr<const Program> program, LanguageMod
   GRAFT_CHECK(InvalidArgument, impl_->program, "a language model needs a program");
   check_method(*impl_->program, impl_->info);
   // A model may have more rows than its tokenizer has tokens: vocabularies are padded to round sizes.
-  GRAFT_CHECK(InvalidArgument, !impl_->tokenizer || impl_->tokenizer->size() <= impl_->info.vocab_size,
+  const std::int64_t most = llm::input_ids(impl_->info);
+  GRAFT_CHECK(InvalidArgument, !impl_->tokenizer || impl_->tokenizer->size() <= most,
               "the tokenizer has another vocabulary than the model: ", impl_->tokenizer->size(),
-              " tokens, the model has ", impl_->info.vocab_size);
+              " tokens, the model has ", most);
 } catch (...) {
   rethrow_typed();
 }

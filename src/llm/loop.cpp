@@ -58,7 +58,7 @@ void Loop::check_drafts(std::int64_t tokens) const {
 
 void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& options, std::size_t batch,
                  const PreparedImages* images) const {
-  const std::int64_t capacity = decoder().options.length, vocabulary = model().info().vocab_size;
+  const std::int64_t capacity = decoder().options.length, vocabulary = input_ids(model().info());
   llm::check(options);
   check_adapters(options, batch);
   check_drafts(options.prompt_lookup_num_tokens);
@@ -71,6 +71,7 @@ void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& 
     GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id,
                 " of the prompt is not in the vocabulary of ", vocabulary, " tokens");
   check_placeholders(model().info(), prompt, images);
+  if (images != nullptr) decoder().check_room(*images);
 }
 
 std::int64_t Loop::reusable(std::size_t row, const Sequence& sequence) {

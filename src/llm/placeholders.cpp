@@ -69,6 +69,13 @@ Filled with_placeholders(const LanguageModel& model, std::string_view prompt, st
   GRAFT_CHECK(InvalidArgument, between.size() == count + 1, "the prompt has ", between.size() - 1, " places of ",
               placeholders.many, " ('", token, "'), and there are ", count, " ", placeholders.many);
   if (count == 0) return {model.encode(prompt, add_special), {}};
+  std::string begun;
+  if (!placeholders.bos.empty() &&
+      std::ranges::none_of(between, [&](std::string_view text) { return text.find(placeholders.bos) != text.npos; })) {
+    const auto first = std::find_if(between.begin(), between.end() - 1, [](auto text) { return !text.empty(); });
+    begun = str(placeholders.bos, *first);
+    *first = begun;
+  }
   const std::string behind = str(placeholders.after_last, between.back(), placeholders.end);
   between.back() = behind;
 
@@ -89,28 +96,38 @@ Filled with_placeholders(const LanguageModel& model, std::string_view prompt, st
   prepared->feature_of.assign(out.tokens.size(), -1);
   std::size_t which = 0;
   std::int64_t row = 0, first = 0;  // of all features; of this one's
-  std::array<std::uint8_t, 32> digest = placeholders.digest(0);
+  std::vector<std::array<std::uint8_t, 32>> digests;
+  Sha256 of_all;
+  for (std::size_t i = 0; i < count; ++i) {
+    digests.push_back(placeholders.digest(i));
+    of_all.add(std::as_bytes(std::span(digests.back())));
+  }
+  prepared->digest = of_all.digest();
   for (std::size_t i = 0; i < out.tokens.size(); ++i) {
     if (out.tokens[i] != placeholders.token_id) continue;
     if (row - first == prepared->images[which].rows) {
       first = row;
-      digest = placeholders.digest(++which);
+      ++which;
     }
     if (row == 0) prepared->begin = static_cast<std::int64_t>(i);
     prepared->end = static_cast<std::int64_t>(i) + 1;
-    prepared->keys[i] = key_of(digest, row - first);
+    prepared->keys[i] = key_of(digests[which], row - first);
     prepared->feature_of[i] = row++;
   }
   if (placeholders.blocks != ImagesInfo::Blocks::none) prepared->blocks = blocks_of(*prepared, placeholders.blocks);
   if (placeholders.blocks == ImagesInfo::Blocks::prompt) {  // every token depends on all
     Sha256 all;
     all.add(std::as_bytes(std::span(prepared->keys)));
-    digest = all.digest();
+    const auto digest = all.digest();
     for (std::size_t i = 0; i < prepared->keys.size(); ++i)
       prepared->keys[i] = key_of(digest, static_cast<std::int64_t>(i));
   }
   out.prepared = std::move(prepared);
   return out;
+}
+
+std::int64_t input_ids(const LanguageModelInfo& info) {
+  return info.images ? std::max(info.vocab_size, info.images->token_id + 1) : info.vocab_size;
 }
 
 bool on_grid(const ImagesInfo& info) {
@@ -131,25 +148,44 @@ std::optional<FeaturesInfo> features_of(const LanguageModelInfo& info) {
     out.width = info.images->width;
     out.on_grid = on_grid(*info.images);
     out.blocks = info.images->blocks != ImagesInfo::Blocks::none;
+    out.attended = info.images->attended;
   }
   return out;
 }
 
+namespace {
+
+bool is_tensor(const ValueInfo& value, DType dtype, std::size_t rank) {
+  return value.kind == Value::Kind::tensor && value.dtype == dtype && value.dims.size() == rank;
+}
+
+bool has_two_sides(const ValueInfo& value) {
+  return is_tensor(value, DType::i64, 3) && value.dims[2].min == 2 && value.dims[2].max == 2;
+}
+
+void check_step_with_ranges(const MethodInfo& step, const FeaturesInfo& info) {
+  const bool good = step.inputs.size() == 6 && is_tensor(step.inputs[0], DType::i64, 2) &&
+                    is_tensor(step.inputs[1], DType::i64, 2) && is_tensor(step.inputs[2], DType::i64, 2) &&
+                    is_tensor(step.inputs[3], DType::i64, 1) && has_two_sides(step.inputs[4]) &&
+                    is_tensor(step.inputs[5], DType::b8, 2) && step.outputs.size() == 1 &&
+                    is_tensor(step.outputs[0], DType::f32, 3);
+  GRAFT_CHECK(InvalidArgument, good, "method '", info.step,
+              "' is no decoder that attends to pictures: expected the inputs of 'step', ranges [B, T, 2] and a mask ",
+              "[B, T]");
+}
+
+}  // namespace
+
 void check_step_with_features(const Program& program, const FeaturesInfo& info) {
   const MethodInfo& step = program.method(info.step);
-  const auto is_tensor = [](const ValueInfo& value, DType dtype, std::size_t rank) {
-    return value.kind == Value::Kind::tensor && value.dtype == dtype && value.dims.size() == rank;
-  };
+  if (info.attended) return check_step_with_ranges(step, info);
   bool good = step.inputs.size() == (info.blocks ? 7 : 6) && is_tensor(step.inputs[0], DType::i64, 2) &&
               is_tensor(step.inputs[1], DType::i64, info.on_grid ? 3 : 2) && is_tensor(step.inputs[2], DType::i64, 2) &&
               is_tensor(step.inputs[3], DType::i64, 1) && is_tensor(step.inputs[4], DType::f32, 3) &&
               step.inputs[4].dims[2].min <= info.width && info.width <= step.inputs[4].dims[2].max &&
               is_tensor(step.inputs[5], DType::b8, 2) && step.outputs.size() == 1 &&
               is_tensor(step.outputs[0], DType::f32, 3);
-  if (good && info.blocks) {
-    const ValueInfo& blocks = step.inputs[6];
-    good = is_tensor(blocks, DType::i64, 3) && blocks.dims[2].min == 2 && blocks.dims[2].max == 2;
-  }
+  if (good && info.blocks) good = has_two_sides(step.inputs[6]);
   GRAFT_CHECK(InvalidArgument, good, "method '", info.step,
               "' is no decoder with features: expected the inputs of 'step', features [B, T, ", info.width, "]",
               info.blocks ? ", a mask [B, T] and blocks [B, T, 2]" : " and a mask [B, T]");

@@ -87,6 +87,7 @@ Sampler::Sampler(const GenerationOptions& options, std::int64_t vocabulary, std:
 void Sampler::see(std::span<const std::int64_t> tokens) {
   if (seen_.empty()) return;
   for (const std::int64_t id : tokens) {
+    if (id >= std::ssize(seen_)) continue;  // it has no logit
     std::uint8_t& seen = seen_[static_cast<std::size_t>(id)];
     if (!seen) seen_ids_.push_back(id);
     seen = 1;

@@ -17,12 +17,14 @@ using Tokens = Decoder::Tokens;
 constexpr std::size_t kTokensBefore = 16;
 
 // One number of two, by the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+std::uint64_t mixed(std::uint64_t number) {
+  number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9;
+  number = (number ^ (number >> 27)) * 0x94d049bb133111eb;
+  return number ^ (number >> 31);
+}
+
 std::uint64_t salted(std::uint64_t salt, const Adapter* adapter) {
-  if (adapter == nullptr) return salt;
-  std::uint64_t mixed = salt + 0x9e3779b97f4a7c15 * adapter->id();
-  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
-  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
-  return mixed ^ (mixed >> 31);
+  return adapter == nullptr ? salt : mixed(salt + 0x9e3779b97f4a7c15 * adapter->id());
 }
 
 }  // namespace
@@ -61,6 +63,13 @@ void Sequence::set_images(std::shared_ptr<const PreparedImages> images) {
   if (images) {
     keys_.reserve(tokens_.capacity());
     keys_ = images->keys;
+    // What the first tokens see is of all pictures: beside others nothing of the sequence is of use.
+    if (!images->ranges.empty())
+      for (std::size_t i = 0; i < images->digest.size(); i += 8) {
+        std::uint64_t part = 0;
+        for (std::size_t b = 0; b < 8; ++b) part = part << 8 | images->digest[i + b];
+        cache_salt_ = mixed(cache_salt_ + part);
+      }
   }
   images_ = std::move(images);
 }

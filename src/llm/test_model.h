@@ -29,9 +29,10 @@ struct SmallLanguageModel {
     model = std::make_shared<const LanguageModel>(graph.build(load), info, nullptr);
   }
 
-  // `with_features`: step_with_images or step_with_audio instead of step; `with_blocks`: it has blocks of tokens.
+  // `with_features`: step_with_images or step_with_audio instead of step; `with_blocks`: it has blocks of tokens;
+  // `with_ranges`: step_with_images of a model that attends to pictures.
   static void decode(GraphBuilder& graph, unsigned seed, double sharpness, std::int64_t context,
-                     bool with_features = false, bool with_blocks = false) {
+                     bool with_features = false, bool with_blocks = false, bool with_ranges = false) {
     const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, context, "t"), k = dynamic(1, context, "k");
     const ir::Dim c = fixed(kSize), one = fixed(1), v = fixed(kVocabulary);
     const auto ids = graph.input("input_ids", DType::i64, {b, t});
@@ -69,7 +70,33 @@ struct SmallLanguageModel {
         {"sinks", of_none()},  {"bias", of_none()},  {"layer", of_int(0)},   {"scale", of_real(sharpness)},
         {"window", of_int(0)}, {"chunk", of_int(0)}, {"softcap", of_real(0)}};
     if (with_blocks) arguments.emplace_back("blocks", of(graph.input("blocks", DType::i64, {b, t, fixed(2)})));
-    const auto attended = graph.node("graft.attention.default", std::move(arguments), DType::f32, {b, t, one, c});
+    auto attended = graph.node("graft.attention.default", std::move(arguments), DType::f32, {b, t, one, c});
+    if (with_ranges) {
+      const auto ranges = graph.input("ranges", DType::i64, {b, t, fixed(2)});
+      const auto mask = graph.input("mask", DType::b8, {b, t});
+      const auto source = graph.node("graft.source_attention.default",
+                                     {{"query", of(heads)},
+                                      {"ranges", of(ranges)},
+                                      {"layer", of_int(1)},
+                                      {"kv_heads", of_int(1)},
+                                      {"scale", of_real(sharpness)}},
+                                     DType::f32, {b, t, one, c});
+      const auto plain = attended;
+      attended =
+          graph.node("aten.add.Tensor", {{"self", of(source)}, {"other", of(plain)}, {"alpha", of_int(1)}}, DType::f32,
+                     {b, t, one, c});
+      // As a feed-forward part: what a token counts double that sees a picture.
+      const auto wide =
+          graph.node("aten.unsqueeze.default", {{"self", of(mask)}, {"dim", of_int(2)}}, DType::b8, {b, t, one});
+      const auto wider =
+          graph.node("aten.unsqueeze.default", {{"self", of(wide)}, {"dim", of_int(3)}}, DType::b8, {b, t, one, one});
+      const auto twice =
+          graph.node("aten.add.Tensor", {{"self", of(attended)}, {"other", of(plain)}, {"alpha", of_int(1)}},
+                     DType::f32, {b, t, one, c});
+      attended = graph.node("aten.where.self",
+                            {{"condition", of(wider)}, {"self", of(twice)}, {"other", of(attended)}}, DType::f32,
+                            {b, t, one, c});
+    }
     const auto merged =
         graph.node("aten.squeeze.dim", {{"self", of(attended)}, {"dim", of_int(2)}}, DType::f32, {b, t, c});
     const auto kept =
@@ -174,6 +201,51 @@ struct SmallPictureModel : SmallLanguageModel {
     Image out{height, width, {}};
     for (std::int64_t i = 0; i < height * width * 3; ++i) out.pixels.push_back(static_cast<std::uint8_t>(rng() % 256));
     return out;
+  }
+};
+
+// The same as a model whose layer attends to pictures. A picture of 4 x 4 or 4 x 8 pixels is one or two tiles of kRows
+// rows, whose features are its pixels.
+struct SmallAttendedModel : SmallLanguageModel {
+  static constexpr std::int64_t kSide = 4, kRows = 3, kTiles = 2, kImage = kVocabulary - 1;
+  std::shared_ptr<const LanguageModel> pictures;
+
+  explicit SmallAttendedModel(const std::function<void(ImagesInfo&)>& change = {}) {
+    GraphBuilder step("step_with_images"), tower("encode_image"), store("store_image");
+    const auto of = [](ir::ValueId id) { return ir::Arg::of_value(id); };
+    const auto pixels =
+        tower.input("pixel_values", DType::f32, {fixed(1), fixed(kTiles), fixed(3), fixed(kSide), fixed(kSide)});
+    tower.input("shape", DType::i64, {fixed(1), fixed(1)});
+    tower.input("valid", DType::i64, {fixed(1), fixed(kTiles)});
+    tower.output(tower.node("aten.view.default", {{"self", of(pixels)}, {"size", of_ints({kTiles * kRows, kSize})}},
+                            DType::f32, {fixed(kTiles * kRows), fixed(kSize)}));
+    const auto features = store.input("features", DType::f32, {fixed(1), fixed(kRows), fixed(kSize)});
+    const auto position = store.input("position", DType::i64, {fixed(1), fixed(kRows)});
+    const auto heads = store.node("aten.unsqueeze.default", {{"self", of(features)}, {"dim", of_int(1)}}, DType::f32,
+                                  {fixed(1), fixed(1), fixed(kRows), fixed(kSize)});
+    store.output(store.node("graft.store_source.default",
+                            {{"key", of(heads)},
+                             {"value", of(heads)},
+                             {"position", of(position)},
+                             {"layer", of_int(1)},
+                             {"append", ir::Arg{ir::Arg::Kind::boolean, 1, 0, {}, {}}}},
+                            DType::i64, {fixed(1), fixed(kRows)}));
+    decode(step, 1, 0.5, kContext, false, false, true);
+    ImagesInfo images;
+    CanvasProcessing processing{kSide, kTiles, {}};
+    processing.each.rescale_factor = 1.0 / 128;
+    images.processing = processing;
+    images.token = images.place = "<image>";
+    images.token_id = kImage;
+    images.rows = kRows;
+    images.width = kSize;
+    images.attended = true;
+    images.bos = "0t";
+    if (change) change(images);
+    LanguageModelInfo info = model->info();
+    info.images = images;
+    pictures = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower, &store}), info,
+                                                     words_and("<image>", "image"));
   }
 };
 

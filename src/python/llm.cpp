@@ -114,6 +114,13 @@ nb::list prepared_of(const ImagePrompt& prompt, std::size_t index) {
     add("bool", {count, crops.side, crops.side}, crops.valid);
     return out;
   }
+  if (const image::Canvas& canvas = one.canvas; !canvas.valid.empty()) {
+    const std::int64_t tiles = std::ssize(canvas.valid);
+    add("float32", {1, tiles, 3, one.height, one.width}, canvas.pixels);
+    add("int64", {1, 1}, std::vector<std::int64_t>{canvas.shape});
+    add("int64", {1, tiles}, canvas.valid);
+    return out;
+  }
   const image::Patches& patches = one.patches;
   if (patches.groups == 0) {
     add("float32", {std::ssize(one.pixels) / (3 * one.height * one.width), 3, one.height, one.width}, one.pixels);

@@ -89,7 +89,8 @@ def export_llm(
     indices along T. A model with an encoder and a decoder has encode(input_ids [B, S], attention_mask [B, S]) or
     encode(input_features [B, M, F]) or encode(input_values [B, samples]) besides, which runs once for an input and leaves
     the keys and values of its output in the cache. A model that takes pictures has encode_image, which makes rows of
-    features of one, and step_with_images, which is step with these in the place of some tokens. A model of speech that is
+    features of one, and step_with_images, which is step with these in the place of some tokens, or with layers that attend
+    to what store_image leaves of them in the cache (MLlama). A model of speech that is
     decoded by CTC (Wav2Vec2ForCTC, HubertForCTC, ParakeetForCTC, ...) has encode alone, for `graft.Transcriber`:
     input_values [1, samples] or input_features [1, frames, mels] -> logits [1, T, V]. For ExecuTorch's runners of language models
     there are forward(tokens [1, T], start_pos [1]) -> logits [1, 1, V] of the last token, on the same cache, and, without
@@ -249,6 +250,8 @@ def write_package(
         metadata["audio"] = heard
     data[METADATA] = json.dumps(metadata, indent=1).encode()
     options = {"kv_length": context, **({"kv_encoder_length": encoder_context} if with_encoder else {})}
+    if with_pictures and metadata["images"]["attended"]:
+        options["kv_encoder_length"] = _PICTURES * prepared.settings["max_tiles"] * found.rows
     options.update(delegate_options or {})
     constants = {} if with_encoder else text_runner.constants(metadata, options["kv_length"])
     if plans:
@@ -298,6 +301,7 @@ def _write_ctc(
 
 
 _MOST_ROWS = 1024  # of a plan made at export
+_PICTURES = 4  # that layers of a sequence attend to, under ExecuTorch where nobody says otherwise
 _MOST_STAGES = 1024
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -291,6 +291,18 @@ class _NoCacheLayer(DynamicLayer):
         return query_length, 0
 
 
+class _AskedLayer(_NoCacheLayer):
+    """Of models that ask of each layer whether there are keys and values of what lies beside a sequence, which attention
+    reads in the engine's cache: there are where there is a stand-in for them."""
+
+    keys = values = None
+
+    def __init__(self, stand_in: torch.Tensor | None) -> None:
+        super().__init__()
+        self.is_initialized = stand_in is not None
+        self.keys = self.values = stand_in
+
+
 @dataclass(frozen=True)
 class RecurrentState:
     """A state that the engine has for a layer: that of a recurrence, or of the convolution before it."""
@@ -306,8 +318,14 @@ class _NoCache(Cache):
 
     is_initialized = True
 
-    def __init__(self, layers: int, *, first_call: bool = False) -> None:
-        super().__init__(layers=[_NoCacheLayer() for _ in range(layers)])
+    def __init__(
+        self, layers: int, *, first_call: bool = False, sources: Sequence[int] = (), stand_in: torch.Tensor | None = None
+    ) -> None:
+        if sources:
+            made = [_AskedLayer(stand_in if i in sources else None) for i in range(layers)]
+        else:
+            made = [_NoCacheLayer() for _ in range(layers)]
+        super().__init__(layers=made)
         self.is_initialized = not first_call
 
     def update(
@@ -363,10 +381,13 @@ def recurrent_state() -> RecurrentState | None:
     return state
 
 
-def no_cache(layers: int, *, first_call: bool = False) -> Cache:
+def no_cache(
+    layers: int, *, first_call: bool = False, sources: Sequence[int] = (), stand_in: torch.Tensor | None = None
+) -> Cache:
     """Without any cache object, models look for packed sequences in the positions. first_call: for models that ask whether
-    there were calls before, of one that reads a prompt."""
-    return _NoCache(layers, first_call=first_call)
+    there were calls before, of one that reads a prompt. sources: layers that attend to what lies beside a sequence, which
+    are skipped where there is no stand-in for its keys and values."""
+    return _NoCache(layers, first_call=first_call, sources=sources, stand_in=stand_in)
 
 
 @contextlib.contextmanager

@@ -82,10 +82,11 @@ def _(query, key, value, cache_position, **_):
 
 
 torch.library.define(
-    "graft::store_source", "(Tensor key, Tensor value, Tensor position, *, int layer) -> Tensor"
+    "graft::store_source", "(Tensor key, Tensor value, Tensor position, *, int layer, bool append=False) -> Tensor"
 )
 torch.library.define(
-    "graft::source_attention", "(Tensor query, *, int layer, int kv_heads, float scale) -> Tensor"
+    "graft::source_attention",
+    "(Tensor query, *, Tensor? ranges=None, int layer, int kv_heads, float scale) -> Tensor",
 )
 
 # In eager PyTorch, the last stored encoder output: keys, values and positions by layer.
@@ -93,13 +94,21 @@ _sources: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
 
 @torch.library.impl("graft::store_source", "default")
-def _store_source(key: torch.Tensor, value: torch.Tensor, position: torch.Tensor, *, layer: int) -> torch.Tensor:
+def _store_source(
+    key: torch.Tensor, value: torch.Tensor, position: torch.Tensor, *, layer: int, append: bool = False
+) -> torch.Tensor:
     """Keeps what an encoder hands to one layer of a decoder, for `source_attention`.
 
     key, value [B, Hkv, S, D]; position [B, S]: 0, 1, 2, ... for the tokens of each row, negative for padding. The
-    result is the position.
+    result is the position. A row begins anew, and its decoder's tokens are gone. append: the first position of a row is
+    any up to what it has; what it has from there on is replaced, and the decoder's tokens stay.
     """
-    _sources[layer] = (key, value, position)
+    if append and (first := int(position.max(1).values[0]) + 1 - position.shape[1]) > 0:
+        held = _sources[layer]
+        key, value = (torch.cat([old[:, :, :first], new], 2) for old, new in zip(held, (key, value)))
+        _sources[layer] = (key, value, torch.cat([held[2][:, :first], position], 1))
+    else:
+        _sources[layer] = (key, value, position)
     return position.clone()
 
 
@@ -109,12 +118,24 @@ def _(key, value, position, **_):
 
 
 @torch.library.impl("graft::source_attention", "default")
-def _source_attention(query: torch.Tensor, *, layer: int, kv_heads: int, scale: float) -> torch.Tensor:
-    """Attention over all that was stored for the layer and is no padding: query [B, H, T, D] -> [B, T, H, D]."""
+def _source_attention(
+    query: torch.Tensor, *, ranges: torch.Tensor | None = None, layer: int, kv_heads: int, scale: float
+) -> torch.Tensor:
+    """Attention over all that was stored for the layer and is no padding: query [B, H, T, D] -> [B, T, H, D].
+
+    ranges [B, T, 2]: the first and the last position that a token sees; 0 and -1: none, and its result is zeros.
+    """
     key, value, position = _sources[layer]
     groups = query.shape[1] // kv_heads
     scores = (query @ key.repeat_interleave(groups, 1).transpose(2, 3)) * scale
-    weights = scores.masked_fill((position < 0)[:, None, None, :], -torch.inf).softmax(-1)
+    unseen = (position < 0)[:, None, None, :]
+    if ranges is not None:
+        first, last = ranges.unsqueeze(1).unbind(-1)
+        places = position[:, None, None, :]
+        unseen = unseen | (places < first.unsqueeze(-1)) | (places > last.unsqueeze(-1))
+    weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+    if ranges is not None:
+        weights = weights.masked_fill(unseen, 0.0)  # not a number where nothing is seen
     return (weights @ value.repeat_interleave(groups, 1)).transpose(1, 2).contiguous()
 
 

@@ -23,6 +23,7 @@ _TILED = ("Idefics3ImageProcessor", "SmolVLMImageProcessor")
 _COUNTED = ("GotOcr2ImageProcessor",)  # of InternVL: as many tiles as fit the picture's shape best
 _PATCHED = ("Qwen2VLImageProcessor",)
 _POOLED = ("Gemma4ImageProcessor",)
+_CANVAS = ("MllamaImageProcessor",)
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ def preparation(checkpoint: Checkpoint, processor: Any) -> Preparation:
         return _counted_tiles(checkpoint, images, about)
     if family == "tiles":
         return _tiles(checkpoint, images, about)
+    if family == "canvas":
+        return Preparation(_canvas(checkpoint, images, about), None)
     patches = _pooled_patches if checkpoint.model.config.model_type == "gemma4" else _patches
     return Preparation(patches(checkpoint, images, about), None)
 
@@ -166,6 +169,18 @@ def _expect_sizes(about: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
             raise ExportError(f"expected a processor with {name} {value}, as the model's tower, found {about[name]}")
 
 
+def _canvas(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> dict[str, Any]:
+    _known(images, about, _CANVAS)
+    config = checkpoint.model.config.vision_config
+    _expect_side(checkpoint, [about["size"]["height"], about["size"]["width"]])
+    if about["max_image_tiles"] != config.max_num_tiles:
+        raise ExportError(
+            f"expected a processor with max_image_tiles {config.max_num_tiles}, as the model's tower, found "
+            f"{about['max_image_tiles']}"
+        )
+    return {"kind": "canvas", "tile": config.image_size, "max_tiles": config.max_num_tiles, **_plain(about)}
+
+
 def _pooled_patches(checkpoint: Checkpoint, images: Any, about: Mapping[str, Any]) -> dict[str, Any]:
     _known(images, about, _POOLED)
     config = checkpoint.model.config.vision_config
@@ -243,6 +258,8 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
         around.update(after_last=_special(checkpoint, "bos_token", "<bos>"), end="\n", add_special=False)
     elif config.model_type == "gemma4":
         around.update((side, names.get(getattr(config, f"{which}_token_id"), "")) for side, which in (("before", "boi"), ("after", "eoi")))
+    elif config.model_type == "mllama":
+        around.update(bos=_special(checkpoint, "bos_token", ""))
     elif config.model_type == "internvl":
         begin, end = (_special(checkpoint, f"{which}_image_token", text) for which, text in (("start", "<img>"), ("end", "</img>")))
         around.update(before=begin, before_tiles=begin, after=end)
@@ -257,6 +274,7 @@ def metadata(checkpoint: Checkpoint, prepared: Preparation, pictures: Pictures) 
         "rows": pictures.rows,
         "width": pictures.width,
         "blocks": blocks_of(config) or "none",
+        "attended": prepared.settings["kind"] == "canvas",
         "text": around,
         "processing": prepared.settings,
     }

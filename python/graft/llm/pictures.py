@@ -9,6 +9,7 @@
     image_features [B, T, width], image_mask [B, T] -> logits [B, K, V]
 Features are 0 where there is no picture. Both have the same cache. Where tokens see each other both ways (Gemma 3,
 PaliGemma), `step_with_images` also has blocks [B, T, 2]: the first and the last row of the cache that a token's block has.
+Models whose layers attend to pictures (MLlama) have programs of their own: `graft.llm.attended`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from graft.errors import ExportError
-from graft.llm import crops, interface, rope
+from graft.llm import attended, crops, interface, rope
 from graft.llm import trace as decoders
 from graft.llm.patches import patch_tower
 from graft.llm.trace import become, layers_of, skeleton_of, traced
 
-_FIXED, _TILES, _PATCHES, _CROPS = "fixed", "tiles", "patches", "crops"
+_FIXED, _TILES, _PATCHES, _CROPS, _CANVAS = "fixed", "tiles", "patches", "crops", "canvas"
 #: model_type: how pictures become the tower's input.
 FAMILIES = {
     "gemma3": _FIXED,
@@ -41,6 +42,7 @@ FAMILIES = {
     "phi4_multimodal": _CROPS,
     "idefics3": _TILES,
     "internvl": _TILES,
+    "mllama": _CANVAS,
     "smolvlm": _TILES,
     "qwen2_vl": _PATCHES,
     "qwen2_5_vl": _PATCHES,
@@ -106,7 +108,7 @@ class Pictures:
     """The programs that a model of pictures has besides `step`, and what its package says of them."""
 
     programs: dict[str, ExportedProgram]
-    rows: int  # features of one picture of a tower of one size; 0: by the size of the picture
+    rows: int  # features of one picture of a tower of one size, or of a tile; 0: by the size of the picture
     width: int  # elements of a row of features
 
 
@@ -118,6 +120,11 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
     kind = type(skeleton)
     config = model.config.get_text_config()
     family = FAMILIES[model.config.model_type]
+    if family == _CANVAS:
+        names = ("encode_image", "store_image", "step_with_images")
+        programs = dict(zip(names, attended.trace(skeleton, context)))
+        decoders.check_layers(programs["step_with_images"], config)
+        return Pictures(programs, skeleton.model.vision_model.num_patches, config.hidden_size)
     with_grid = family == _PATCHES and model.config.model_type != "gemma4"  # positions of time, row and column
     if family == _PATCHES:
         tower = patch_tower(skeleton)

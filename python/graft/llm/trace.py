@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,8 @@ def trace(
     """
     config = model.config.get_text_config()
     kinds = _kinds_of_layers(config)
-    without_states = {"dummy"} if _shared(config) else set()  # these attend to keys and values of another layer
+    # These attend to keys and values of another layer, or not without pictures.
+    without_states = {"dummy"} if _shared(config) or source_layers(config) else set()
     if not recurrent and (found := {kind for kind in kinds if _LAYERS[kind] != (True, False)} - without_states):
         raise ExportError(f"expected layers of attention, found {', '.join(sorted(found))}")
     if not lengths_checked and rope.DYNAMIC in rope.lengths_of(model):
@@ -80,7 +81,7 @@ def trace(
             "expected rotary frequencies that do not depend on the prompt's length, found rope_type 'dynamic'"
         )
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    skeleton = _with_positions(skeleton_of(model, mode), layers_of(config)).eval()
+    skeleton = _with_positions(skeleton_of(model, mode), layers_of(config), source_layers(config)).eval()
     rope.make_traceable(skeleton)
     batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
     # Different sizes, since export would unify equal ones.
@@ -156,7 +157,7 @@ def become(model: torch.nn.Module, kind: type, forward: Callable[..., Any]) -> N
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
-def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
+def _with_positions(model: torch.nn.Module, layers: int, sources: Sequence[int] = ()) -> torch.nn.Module:
     """The same model with cache_position among its arguments. Not a module around it, so that names stay."""
     kind = type(model)
 
@@ -177,7 +178,7 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
             given["logits_to_keep"] = logits_to_keep
         for module in own:
             module.forward = functools.partial(_embed_positions, type(module).forward, module, position_ids)
-        cache = {"use_cache": False} if stateless else {"use_cache": True, name: interface.no_cache(layers)}
+        cache = {"use_cache": False} if stateless else {"use_cache": True, name: interface.no_cache(layers, sources=sources)}
         with interface.positions(cache_position):
             output = kind.forward(self, input_ids=input_ids, return_dict=True, **cache, **given)
         if not hasattr(output, "logits"):
@@ -220,6 +221,11 @@ def layers_of(config: Any) -> int:
     return getattr(config, "decoder_layers", None) or config.num_hidden_layers
 
 
+def source_layers(config: Any) -> list[int]:
+    """Those that attend to pictures beside the sequence and to no token."""
+    return list(getattr(config, "cross_attention_layers", None) or [])
+
+
 def _shared(config: Any) -> int:
     """How many layers, the last ones, attend to keys and values of another layer."""
     return getattr(config, "num_kv_shared_layers", None) or 0
@@ -234,7 +240,8 @@ def _kinds_of_layers(config: Any) -> list[str]:
     kinds = get_layer_types_and_kwargs(config)[0]
     if unknown := set(kinds) - _LAYERS.keys():
         raise ExportError(f"expected layers of attention, found {', '.join(sorted(unknown))}")
-    return kinds
+    sources = source_layers(config)
+    return ["dummy" if i in sources else kind for i, kind in enumerate(kinds)]
 
 
 def attends(config: Any) -> bool:

@@ -51,11 +51,20 @@ Refusal refuse_attention(const NodeView& node) {
   const auto shared = node.constant("kv_heads");
   if (!shared || *shared <= 0 || query.dims[1].min % *shared != 0)
     return str(query.dims[1].min, " query heads cannot be divided among kv_heads");
+  if (node.has("ranges")) {
+    const ir::Value& ranges = node.tensor("ranges");
+    if (ranges.dtype != DType::i64 || ranges.rank() != 3)
+      return str("ranges are ", ranges.str(), ", expected i64 [B, T, 2]");
+  }
   return refuse_layer(node);
 }
 
 std::vector<Shape> attention_shape(const Call& call) {
   const Shape& q = call.tensor("query").shape();
+  if (call.has("ranges"))
+    GRAFT_CHECK(InvalidArgument, call.tensor("ranges").shape() == Shape({q[0], q[2], 2}), "ranges have size ",
+                call.tensor("ranges").shape().str(), ", expected a first and a last position for each token of query ",
+                q.str());
   return {Shape{q[0], q[2], q[1], q[3]}};
 }
 
@@ -78,7 +87,7 @@ std::vector<Tensor> lower_positions(const Call& call, std::span<const Shape> sha
   const std::vector<Tensor> out = {lowering.allocate(DType::i64, shapes[0]), lowering.allocate(DType::i64, shapes[1])};
   lowering.launch(kSourcePositions, {lowering.contiguous(call.tensor("position"))},
                   {out[0], out[1], length, call.tensor("decoder_length")},
-                  SourcePositionsAttrs{lowering.kv().encoder_length});
+                  SourcePositionsAttrs{lowering.kv().encoder_length, call.boolean("append") ? 1 : 0});
   return out;
 }
 
@@ -96,10 +105,14 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
   check_rows(shapes[0][0], call.tensor("key_cache"));
   if (out.numel() == 0) return {out};
-  lowering.launch(kCrossAttention,
-                  {lowering.with_contiguous_rows(call.tensor("query")), call.tensor("length"), call.tensor("key_cache"),
-                   call.tensor("value_cache")},
-                  {out}, SourceAttentionAttrs{static_cast<float>(call.real("scale"))});
+  std::vector<Tensor> inputs = {lowering.with_contiguous_rows(call.tensor("query")), call.tensor("length"),
+                                call.tensor("key_cache"), call.tensor("value_cache")};
+  SourceAttentionAttrs attrs{static_cast<float>(call.real("scale"))};
+  if (call.has("ranges")) {
+    attrs.has_ranges = 1;
+    inputs.push_back(lowering.contiguous(call.tensor("ranges")));
+  }
+  lowering.launch(kCrossAttention, std::move(inputs), {out}, attrs);
   return {out};
 }
 

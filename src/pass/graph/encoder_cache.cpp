@@ -21,12 +21,19 @@ class EncoderCache {
     const std::size_t count = method_.nodes.size();
     std::size_t rewrites = 0;
     std::size_t first_store = count;
+    bool append = false;
     for (std::size_t n = 0; n < count; ++n) {
       const std::string target = program_.op_of(method_.nodes[n]).target;
       if (target == kAttention || target == kStore) ++rewrites;
       if (target == kAttention) attend(method_.nodes[n]);
       if (target != kStore) continue;
-      if (first_store == count) first_store = n;
+      const bool appends = appends_of(method_.nodes[n]);
+      if (first_store == count) {
+        first_store = n;
+        append = appends;
+      }
+      GRAFT_CHECK(InvalidProgram, appends == append, where(method_.nodes[n]),
+                  "append differs from that of the method's other nodes");
       store(method_.nodes[n]);
     }
     if (first_store == count) return rewrites;
@@ -37,8 +44,9 @@ class EncoderCache {
     const ir::ValueId tokens = states_.add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
     ir::Node check;
     check.name = "source_positions";
-    check.op = states_.add_op("graft.source_positions", {"position", "length", "decoder_length"});
-    check.args = {given, ir::Arg::of_value(length), ir::Arg::of_value(tokens)};
+    check.op = states_.add_op("graft.source_positions", {"position", "length", "decoder_length", "append"});
+    check.args = {given, ir::Arg::of_value(length), ir::Arg::of_value(tokens),
+                  ir::Arg{ir::Arg::Kind::boolean, append ? 1 : 0, 0, {}, {}}};
     const ir::ValueId checked =
         states_.add_value("source_position_checked", DType::i64, method_.values[given.value()].dims);
     const ir::ValueId after = states_.add_value("source_length_after", DType::i64, {any_size()});
@@ -50,6 +58,13 @@ class EncoderCache {
   }
 
  private:
+  // Packages from before there was one have no such argument.
+  bool appends_of(const ir::Node& node) const {
+    const std::vector<std::string>& names = program_.op_of(node).arg_names;
+    const auto it = std::ranges::find(names, "append");
+    return it != names.end() && node.args[static_cast<std::size_t>(it - names.begin())].i != 0;
+  }
+
   void store(ir::Node& node) {
     GRAFT_CHECK(InvalidProgram, arg(node, "position").is_value(), where(node), "position must be a tensor");
     const ir::Value key = tensor(node, "key"), value = tensor(node, "value");

@@ -22,6 +22,7 @@ _SPECIAL += ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad
 _SPECIAL += ["<IMG_CONTEXT>", "<img>", "</img>"]
 _SPECIAL += ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 _SPECIAL += [f"<row_{r}_col_{c}>" for r in (1, 2, 3) for c in (1, 2, 3)]
+_SPECIAL += ["<|image|>"]  # of MLlama, the last one: there are no logits for it
 CONTEXT = 512
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ':' }}{% for c in m['content'] %}"
@@ -199,6 +200,21 @@ def _phi4_multimodal() -> tuple[Any, Any]:
     return phi4_models.config(_text(), ids["<image>"], ids["<|video_pad|>"]), phi4_models.Files()
 
 
+def _mllama() -> tuple[Any, Any]:
+    """Two layers side by side attend to pictures, and the last one; a tile has 17 patches, which the tower pads."""
+    place = tokens()["<|image|>"]
+    text = _text(cross_attention_layers=[1, 2, 4], rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    text.update(vocab_size=place, num_hidden_layers=5)
+    config = transformers.MllamaConfig(
+        vision_config=dict(
+            hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_global_layers=2, attention_heads=4, image_size=32,
+            patch_size=8, intermediate_layers_indices=[0, 2], vision_output_dim=3 * 48,
+        ),
+        text_config=text, image_token_index=place,
+    )  # fmt: skip
+    return config, transformers.MllamaImageProcessorPil(size={"height": 32, "width": 32}, max_image_tiles=4)
+
+
 @dataclass(frozen=True)
 class PictureModel:
     name: str
@@ -207,6 +223,7 @@ class PictureModel:
     named: tuple[tuple[str, str], ...] = ()  # special tokens that its processor asks the tokenizer for
     whole: bool = False  # its prompts are one block: of another prompt nothing can be reused
     auto: Any = transformers.AutoModelForImageTextToText
+    attended: bool = False  # its prompts depend on all of their pictures: of other pictures nothing can be reused
 
     def save(self, folder: Path) -> Path:
         config, images = self.make()
@@ -237,6 +254,7 @@ class PictureModel:
 
 _NAMED = (("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>"), ("image_token", "<image_soft_token>"))
 _IMAGE = (("image_token", "<image>"),)
+_ATTENDED = (("image_token", "<|image|>"),)
 PICTURE_MODELS = (
     PictureModel("llava", _llava),
     PictureModel("llava_siglip", _llava_siglip),
@@ -251,6 +269,7 @@ PICTURE_MODELS = (
     PictureModel("paligemma", lambda: _paligemma(model_type="gemma"), named=_IMAGE, whole=True),
     PictureModel("paligemma2", lambda: _paligemma(model_type="gemma2", sliding_window=6), named=_IMAGE, whole=True),
     PictureModel("phi4_multimodal", _phi4_multimodal, auto=transformers.AutoModelForCausalLM),
+    PictureModel("mllama", _mllama, "<|image|>", _ATTENDED, attended=True),
     PictureModel("qwen3_vl", _qwen3_vl, "<|vision_start|><|image_pad|><|vision_end|>"),
 )
 BY_NAME = {kind.name: kind for kind in PICTURE_MODELS}
@@ -318,6 +337,8 @@ class WholeProcessor:
         more = {}
         if config.model_type == "gemma3":
             kind, more = transformers.Gemma3Processor, {"image_seq_length": config.mm_tokens_per_image}
+        elif config.model_type == "mllama":
+            kind = transformers.MllamaProcessor
         else:
             kind = transformers.PaliGemmaProcessor
         self.processor = kind(self.images, transformers.AutoTokenizer.from_pretrained(folder), **more)

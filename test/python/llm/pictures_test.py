@@ -54,6 +54,11 @@ class Made:
         """Of all pictures: [rows, width]."""
         if hasattr(self.processor, "features"):
             return self.processor.features(self.eager, given)
+        if self.kind.attended:
+            names = ("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask")
+            with torch.no_grad():
+                seen = self.eager.model.vision_model(**{name: given[name] for name in names}).last_hidden_state
+                return self.eager.model.multi_modal_projector(seen).flatten(0, -2)
         names = ("pixel_values", "image_grid_thw", "pixel_attention_mask", "image_position_ids")
         found = self.eager.get_image_features(**{name: given[name] for name in names if name in given}, return_dict=True)
         deep = [torch.cat(list(one)) for one in getattr(found, "deepstack_features", None) or []]
@@ -194,7 +199,7 @@ def test_pictures_with_equal_placeholders_are_not_confused(made: Made) -> None:
         found = generator.generate(text, images=[image], max_new_tokens=24).tokens
         assert found == generated(made, text, [image])
         reused.append(generator.stats["reused_tokens"])
-    other = 0 if made.kind.whole else first
+    other = 0 if made.kind.whole or made.kind.attended else first
     assert reused == [0, other, len(ids) - 1, other]
     assert generator.generate(text + "!", images=[one], max_new_tokens=24).tokens == generated(made, text + "!", [one])
     assert generator.stats["reused_tokens"] == (0 if made.kind.whole else len(ids))
@@ -463,3 +468,141 @@ def test_adapters(made: Made, tmp_path: Path) -> None:
         lora.differs(plain, expected)
         lora.same(expected, generator.logits(text, images=[one, two], adapter=name))
         lora.same(plain, generator.logits(text, images=[one, two]))
+
+
+# Pictures that layers attend to -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mllama(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(BY_NAME["mllama"], tmp_path_factory.mktemp("mllama"))
+
+
+#: [height, width] of pictures of every canvas of up to four tiles of 32 pixels.
+_CANVASES = [(32, 32), (20, 50), (30, 90), (9, 120), (60, 30), (64, 60), (96, 32), (130, 20)]
+
+
+def test_every_canvas(mllama: Made) -> None:
+    numbers = []
+    for height, width in _CANVASES:
+        image = picture(height, width, height)
+        text = f"Before <|image|> after {width}"
+        given = mllama.processor(text, [image])
+        numbers.append(int(given["aspect_ratio_ids"]))
+        pixels, shape, valid = prepared(mllama.prompt(text, [image]), 0)
+        assert shape.tolist() == given["aspect_ratio_ids"].tolist() and valid.tolist() == given["aspect_ratio_mask"][0].tolist()
+        close(pixels, given["pixel_values"][0], 1e-5)
+        close(mllama.generator.logits(text, images=[image]), mllama.logits(given))
+    assert sorted(numbers) == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|image|><|image|> both",
+        "A <|image|> B <|image|> C",
+        "<|image|>A<|image|>",
+        "Much text before <|image|><|image|>, then <|image|> alone",
+        "<s>The first token <|image|> and <|image|><|image|>",
+    ],
+)
+def test_which_pictures_a_token_sees(mllama: Made, text: str) -> None:
+    images = [picture(*_CANVASES[(3 * i + 1) % 8], i) for i in range(text.count("<|image|>"))]
+    given = mllama.processor(text, images)
+    assert mllama.prompt(text, images).tokens == given["input_ids"][0].tolist()
+    for chunk in (512, 5, 1):
+        generator = graft.TextGenerator(mllama.package, threads=1, prefill_chunk_size=chunk)
+        close(generator.logits(text, images=images), mllama.logits(given))
+    assert mllama.generator.generate(text, images=images, max_new_tokens=24).tokens == generated(mllama, text, images)
+
+
+def test_turns_of_a_chat(mllama: Made) -> None:
+    """What the cache has is used in the next turn; of a turn with another picture all is read again."""
+    generator = graft.TextGenerator(mllama.package, threads=1)
+    one, two = picture(20, 50, 1), picture(64, 60, 2)
+    text, images = "user:<|image|>What is this?assistant:", [one]
+    for more, added, again in [(None, None, False), ("user:Why?assistant:", None, True), ("user:<|image|>And this?", two, False)]:
+        if more:
+            text += more
+            images = images + ([added] if added is not None else [])
+        found = generator.generate(text, images=images, max_new_tokens=12)
+        assert found.tokens == generated(mllama, text, images, 12)
+        assert (generator.stats["reused_tokens"] > 0) == again
+        text += mllama.processor.tokenizer.decode(found.tokens, skip_special_tokens=True)
+        if mllama.prompt(text, images).tokens[-len(found.tokens) :] != found.tokens:
+            text = text[: text.rindex("assistant:")] + "assistant:Well."  # bytes that are no text
+
+
+def test_batches_of_many_pictures(mllama: Made) -> None:
+    prompts = [
+        ("Text alone", []),
+        ("A <|image|> b", [picture(32, 32, 1)]),
+        ("<|image|><|image|> c", [picture(9, 120, 2), picture(64, 60, 3)]),
+        ("d <|image|> e <|image|> f", [picture(64, 60, 3), picture(32, 32, 1)]),
+        ("More text", []),
+    ]
+    batch = graft.BatchGenerator(mllama.package, threads=1, rows=4, prefill_chunk_size=16)
+    for order in (1, -1):
+        ids = [batch.submit(text, images=images, max_new_tokens=16) for text, images in prompts[::order]]
+        while batch.step():
+            pass
+        for (text, images), number in zip(prompts[::order], ids):
+            assert batch.take(number).tokens == generated(mllama, text, images, 16)
+
+
+def test_more_pictures_than_there_is_room_for(mllama: Made, tmp_path: Path) -> None:
+    generator, image = mllama.generator, picture(20, 50, 1)
+    expected = generated(mllama, "<|image|>a", [image], 8)
+    with pytest.raises(graft.InvalidArgument, match="the 5 pictures of a sequence have 340 rows of features, there is room for 272"):
+        generator.generate("<|image|>" * 5, images=[image] * 5)
+    with pytest.raises(graft.InvalidArgument, match="has 1 tokens of pictures .* and there are no pictures"):
+        generator.generate([5, mllama.processor.config.image_token_id, 6])
+    with pytest.raises(graft.InvalidArgument, match="has 2 places of pictures"):
+        generator.generate("<|image|> <|image|>", images=[image])
+    batch = graft.BatchGenerator(mllama.package, threads=1)
+    with pytest.raises(graft.InvalidArgument, match="the token of these has no logit"):
+        batch.submit("<|image|>a", images=[image], logprobs=1, prompt_logprobs=True)
+    assert generator.generate("<|image|>a", images=[image], max_new_tokens=8).tokens == expected
+    # A command line has room for its pictures.
+    PIL.Image.fromarray(image).save(tmp_path / "a.png")
+    text = "<|image|>" * 5
+    given = ("generate", mllama.package, "--threads", "1", "--max-new-tokens", "8", "--prompt", text)
+    assert run_cli(*given, *["--image", tmp_path / "a.png"] * 5).stdout == said(mllama, text, [image] * 5, 8)
+
+
+def test_a_penalty_of_tokens_without_logits(mllama: Made) -> None:
+    image, text = picture(20, 50, 1), "a <|image|> b"
+    given = mllama.processor(text, [image])
+    found = mllama.generator.generate(text, images=[image], max_new_tokens=12, repetition_penalty=1.3)
+    tokens, expected = given["input_ids"][0].tolist(), []
+    for _ in range(12):
+        logits = mllama.logits({**given, **_continued(given, expected)})[-1]
+        for id in {token for token in tokens + expected if token < logits.shape[0]}:
+            logits[id] = logits[id] * 1.3 if logits[id] < 0 else logits[id] / 1.3
+        expected.append(int(logits.argmax()))
+        if expected[-1] == mllama.eager.config.text_config.eos_token_id:
+            break
+    assert found.tokens == expected
+
+
+def _continued(given: dict[str, torch.Tensor], tokens: list[int]) -> dict[str, torch.Tensor]:
+    mask = given["cross_attention_mask"]
+    ids = torch.cat([given["input_ids"], torch.tensor([tokens], dtype=torch.long)], 1)
+    seen = torch.cat([mask, mask[:, -1:].expand(-1, len(tokens), -1, -1)], 1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "cross_attention_mask": seen}
+
+
+def test_other_canvases_are_refused(mllama: Made, tmp_path: Path) -> None:
+    target = tmp_path / "m.pte"
+    other = transformers.MllamaImageProcessorPil(size={"height": 32, "width": 32}, max_image_tiles=3)
+    with pytest.raises(ExportError, match="expected a processor with max_image_tiles 4, as the model's tower, found 3"):
+        graft.export_llm(mllama.eager, target, processor=other)
+    larger = transformers.MllamaImageProcessorPil(size={"height": 64, "width": 64}, max_image_tiles=4)
+    with pytest.raises(ExportError, match="expected a processor that gives square pictures of 32 x 32, found 64 x 64"):
+        graft.export_llm(mllama.eager, target, processor=larger)
+    config, images = BY_NAME["mllama"].make()
+    config.vision_config.supported_aspect_ratios = [[1, 1], [1, 2], [2, 1], [2, 2], [1, 4], [4, 1], [1, 3], [3, 1]]
+    model = transformers.MllamaForConditionalGeneration(config)
+    with pytest.raises(ExportError, match="expected a tower that takes all canvases of up to 4 tiles, found"):
+        graft.export_llm(model, target, processor=images)
+    assert not target.exists()
