@@ -223,14 +223,14 @@ struct DecoderOptions {
   std::int64_t length = 0;                // tokens of the cache for each; 0: the model's context
   KvType kv_type = KvType::computed;      // how keys and values are stored
   std::int64_t prefill_chunk_size = 512;  // the most tokens of one run
-  // Tokens that the encoder reads, where there is one; 0: the model's most. Of a model whose layers attend to pictures
-  // the rows of features of all pictures of a sequence; 0: those of four pictures.
-  std::int64_t encoder_length = 0;
+  std::int64_t encoder_length = 0;        // tokens that the encoder reads, where there is one; 0: the model's most
   // Widths, ascending, up to prefill_chunk_size, that prompt runs of prefill() and score() are padded up to, so that
   // prompts of all lengths share as many plans; a run wider than the largest has its own width. Empty: every width is
   // its own. BatchGenerator reads prompts in runs of these widths; empty: prefill_chunk_size and halves of it.
   std::vector<std::int64_t> buckets = {};
   StageOptions stages = {};  // for a model in stages
+  // Of a sequence of a model whose layers attend to pictures (MLlama): how many there is room for.
+  std::int64_t pictures = 4;
 };
 
 // Sequences of tokens, one per row of a KV cache: tokens in, logits out. For one thread at a time: calls that compute

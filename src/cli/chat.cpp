@@ -95,7 +95,9 @@ int chat(const ChatArgs& args) {
   options.adapters = load_adapters(args.decode, model, 1);
   const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
   const std::int64_t context = args.decode.context > 0 ? args.decode.context : model->info().context_length;
-  TextGenerator generator(model, decoder_options(args.model, args.decode, 1, context));
+  DecoderOptions decoder = decoder_options(args.model, args.decode, 1, context);
+  decoder.pictures = args.pictures;
+  TextGenerator generator(model, decoder);
   Media<Image> images{"/image ", load_image, {{}, true}, {}, {}};
   Media<Audio> audio{"/audio ", load_audio, {{}, false, true}, {}, {}};
   const bool hears = model->info().audio && !model->info().images;

@@ -143,9 +143,7 @@ int generate(const GenerateArgs& args) {
   const std::int64_t length = longest < context && wanted < context - longest ? longest + wanted + 1 : context;
   DecoderOptions decoder = decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context));
   decoder.encoder_length = encoder_length;
-  if (const auto& images = model->info().images; images && images->attended)
-    decoder.encoder_length = std::max<std::int64_t>(std::ssize(args.images), 1) * images->rows *
-                             std::get<CanvasProcessing>(images->processing).max_tiles;
+  decoder.pictures = std::max<std::int64_t>(std::ssize(args.images), 1);
   TextGenerator generator(model, decoder);
   if (args.all_logits && (encoder || !args.images.empty() || !args.audio.empty()))
     fail("--all-logits: not of a model with an encoder, or with pictures or sound");

@@ -190,6 +190,10 @@ LlmCommands::LlmCommands(CLI::App& app) {
       ->type_name("NAME");
   chat_->add_option("--api-key-file", chat_args_.api_key_file, "a file whose first line is the key for the server")
       ->type_name("FILE");
+  chat_->add_option("--pictures", chat_args_.pictures, "of a chat with a model whose layers attend to them (MLlama)")
+      ->check(CLI::PositiveNumber.description(""))
+      ->capture_default_str()
+      ->type_name("N");
   chat_->add_option("--system", chat_args_.system, "the first message, from the system")->type_name("TEXT");
   chat_->add_option("--chat-template", chat_args_.chat_template, "a Jinja file instead of the model's own")
       ->type_name("FILE");

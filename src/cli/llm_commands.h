@@ -53,6 +53,7 @@ struct ChatArgs {
   std::string server;        // its URL; empty: the model is loaded here
   std::string server_model;  // its name there; empty: the server's first
   std::string api_key_file;
+  std::int64_t pictures = DecoderOptions{}.pictures;
 };
 
 struct PerplexityArgs {

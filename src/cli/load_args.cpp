@@ -87,6 +87,8 @@ void add_decoder_options(CLI::App& command, DecoderOptions& decoder, std::string
   count("--context", decoder.length, "tokens of a text with its prompt (default: the model's context)");
   count("--prefill-chunk-size", decoder.prefill_chunk_size, "tokens of a prompt that are computed at once")
       ->capture_default_str();
+  count("--pictures", decoder.pictures, "pictures of a text, of a model whose layers attend to them (MLlama)")
+      ->capture_default_str();
   add_kv_type_option(command, kv_type);
 }
 

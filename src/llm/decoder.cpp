@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::string_view kMethod = "step", kEncode = "encode";
 constexpr std::int64_t kPadding = -1;  // cache_position of padding
+constexpr std::int64_t kMostPictures = 1 << 10;
 // Sizes of runs that buffers and graphs are kept for. A sequence takes four (a prefill chunk, the rest of a prompt, a
 // step, a step with drafts); BatchGenerator takes a few prompt widths, and one size of step per batch size.
 constexpr std::size_t kCalls = 32;
@@ -45,18 +46,25 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, info.stage || options.stages.addresses.empty(),
               "addresses of stages were given, and the model is in one piece");
   if (info.encoder && options.encoder_length == 0) options.encoder_length = info.encoder->context_length;
-  if (info.images && info.images->attended && options.encoder_length == 0)
-    options.encoder_length = llm::most_source_rows(*info.images);
+  GRAFT_CHECK(InvalidArgument, options.pictures >= 1 && options.pictures <= kMostPictures, "pictures must be from 1 to ",
+              kMostPictures, ", got ", options.pictures);
   return options;
 }
 
-SessionOptions session_options(const DecoderOptions& options, const stage::FirstStage* first, bool attended = false) {
+// Pictures that layers of the model attend to.
+const ImagesInfo* attended(const LanguageModel& model) {
+  const auto& images = model.info().images;
+  return images && images->attended ? &*images : nullptr;
+}
+
+SessionOptions session_options(const DecoderOptions& options, const stage::FirstStage* first,
+                               const ImagesInfo* attended = nullptr) {
   SessionOptions session;
   if (first) session.arena = first->arena;
   session.threads = options.threads;
   session.max_graphs = kCalls;
   session.kv = {options.rows, options.length, options.kv_type, std::min(options.prefill_chunk_size, options.length)};
-  if (attended) session.kv.encoder_length = options.encoder_length;
+  if (attended) session.kv.encoder_length = llm::source_rows(*attended, options.pictures);
   return session;
 }
 
@@ -67,7 +75,7 @@ Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const D
       features_info(model ? llm::features_of(model->info()) : std::nullopt),
       options(checked(decoder_options, model.get())),
       first_stage(model->info().stage ? stage::first_stage_of(model->info().stage->model) : nullptr),
-      session(model->program(), session_options(options, first_stage.get(), features_info && features_info->attended)),
+      session(model->program(), session_options(options, first_stage.get(), attended(*model))),
       lengths_(static_cast<std::size_t>(options.rows), 0) {
   session.kv_lengths();  // a program without a cache is refused here
   calls_.reserve(kCalls);
@@ -178,9 +186,9 @@ bool Decoder::Impl::see_images(std::span<const std::int64_t> sequences, std::spa
 }
 
 void Decoder::Impl::check_room(const llm::PreparedImages& images) const {
-  GRAFT_CHECK(InvalidArgument, images.ranges.empty() || images.rows <= options.encoder_length, "the ",
-              images.images.size(), " pictures of a sequence have ", images.rows, " rows of features, there is room for ",
-              options.encoder_length, " (DecoderOptions::encoder_length)");
+  GRAFT_CHECK(InvalidArgument, images.ranges.empty() || std::ssize(images.images) <= options.pictures,
+              "a sequence has ", images.images.size(), " pictures, there is room for ", options.pictures,
+              " (DecoderOptions::pictures)");
 }
 
 bool Decoder::Impl::store_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows,
@@ -332,6 +340,8 @@ void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t 
   }
   // One in segments is planned as it runs: sizes behind a cut depend on data.
   if (model->program()->method(kMethod).segments == 1) session.plan(kMethod, call.inputs);
+  // Sequences with pictures that layers attend to go through this one to their end.
+  if (attended(*model)) session.plan(features_info->step, call_for(rows, width, keep, true).inputs);
 }
 
 std::span<const std::int64_t> Decoder::Impl::first_sequences(std::size_t count) const {

@@ -5,6 +5,7 @@
 #include "base/sha256.h"
 #include "image/settings.h"
 #include "llm/images.h"
+#include "llm/sampler.h"
 
 namespace graft::llm {
 namespace {
@@ -107,8 +108,6 @@ void place(PreparedImages& out, const PatchProcessing& processing) {
   out.shift = next - static_cast<std::int64_t>(count);
 }
 
-constexpr std::int64_t kMoreEmbeddings = 8;  // of MLlama, than logits
-
 std::string text_in(const Json& json, const char* name) { return json.value(name, std::string()); }
 
 }  // namespace
@@ -123,7 +122,7 @@ ImagesInfo parse_images(const Json& json, std::int64_t vocabulary) {
   };
   // A token that is read alone has no logit: it is behind the vocabulary, where embeddings have room for a few.
   const bool attended = json.value("attended", false);
-  info.token_id = size("token_id", 0, attended ? vocabulary + kMoreEmbeddings - 1 : vocabulary - 1);
+  info.token_id = size("token_id", 0, attended ? vocabulary + kMostWithoutLogits - 1 : vocabulary - 1);
   info.rows = size("rows", 0, std::int64_t{1} << 20);
   info.width = size("width", 1, std::int64_t{1} << 24);
   info.token = json.at("token").get<std::string>();

@@ -72,7 +72,7 @@ struct Placeholders {
   ImagesInfo::Blocks blocks = ImagesInfo::Blocks::none;
   std::string_view bos = {};  // begins a text that does not have it, behind the places that come first
 };
-// How many ids a prompt may have: a placeholder may be one that has no logit.
+// How many ids a prompt may have: a placeholder may be one that has no logit. At most kMostWithoutLogits have none.
 std::int64_t input_ids(const LanguageModelInfo& info);
 std::string repeated(std::string_view text, std::int64_t count);
 struct Filled {
@@ -101,8 +101,8 @@ std::vector<float> encode_images(Session& session, const ImagesInfo& info, const
 // Of a model whose layers attend to pictures: which rows of the stored features each token of a prompt sees, whose
 // `feature_of` says which picture a token is.
 void see_sources(PreparedImages& prepared, std::int64_t tile_rows);
-// How many rows a sequence's pictures may have where nobody says.
-std::int64_t most_source_rows(const ImagesInfo& info);
+// Rows of features of so many pictures.
+std::int64_t source_rows(const ImagesInfo& info, std::int64_t pictures);
 // Run the tower, and make of the features what the layers of a row of the cache attend to.
 void store_images(Session& session, const ImagesInfo& info, const PreparedImages& images, std::int64_t row,
                   const RunOptions& options);

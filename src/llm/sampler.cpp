@@ -77,7 +77,8 @@ Sampler::Sampler(const GenerationOptions& options, std::int64_t vocabulary, std:
     counts_.resize(tokens);
     generated_ids_.reserve(tokens);
   }
-  if (request_.mask) allowed_.resize((tokens + 31) / 32);
+  // The mask is of the tokenizer's vocabulary.
+  if (request_.mask) allowed_.resize((tokens + kMostWithoutLogits + 31) / 32);
   if (options_.temperature > 0) {
     candidates_.reserve(tokens);
     weights_.reserve(tokens);

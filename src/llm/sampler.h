@@ -13,6 +13,9 @@ namespace graft::llm {
 void check(const GenerationOptions& options);
 void check(const RequestOptions& request, std::int64_t vocabulary);
 
+// Ids behind the logits that prompts may have (MLlama's token for pictures): embeddings have room for so many.
+inline constexpr std::int64_t kMostWithoutLogits = 8;
+
 // Draws the tokens of one sequence. The definitions and their order are those of Hugging Face's logits processors.
 class Sampler {
  public:

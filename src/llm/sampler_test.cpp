@@ -134,5 +134,27 @@ TEST(Sampler, RequestOptionsThatMakeNoSense) {
   EXPECT_THROW(with([](RequestOptions& r) { r.logit_bias = {{1, kNaN}}; }), InvalidArgument);
 }
 
+// Of a tokenizer that has an id behind the logits.
+class MaskOfMore : public TokenMask {
+ public:
+  void allowed(std::span<std::uint32_t> words) override {
+    ASSERT_GE(words.size(), 2u);
+    std::ranges::fill(words, 0u);
+    words[0] = 1u << 5;
+  }
+  void accept(std::int64_t) override {}
+  bool done() const override { return false; }
+};
+
+TEST(Sampler, MasksOfVocabulariesWithMoreTokensThanLogits) {
+  RequestOptions request;
+  request.mask = std::make_shared<MaskOfMore>();
+  Sampler sampler({.repetition_penalty = 2}, 32, 0, request);
+  const std::vector<std::int64_t> seen{5, 32};
+  sampler.see(seen);
+  std::vector<float> logits(32, 1.F);
+  EXPECT_EQ(sampler.next(logits), 5);
+}
+
 }  // namespace
 }  // namespace graft::llm

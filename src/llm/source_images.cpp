@@ -8,14 +8,12 @@
 namespace graft::llm {
 namespace {
 
-constexpr std::int64_t kPictures = 4;  // of a sequence, where nobody says
-
 std::int64_t tiles_of(const PreparedImages::One& one) { return one.canvas.rows * one.canvas.columns; }
 
 }  // namespace
 
-std::int64_t most_source_rows(const ImagesInfo& info) {
-  return kPictures * std::get<CanvasProcessing>(info.processing).max_tiles * info.rows;
+std::int64_t source_rows(const ImagesInfo& info, std::int64_t pictures) {
+  return pictures * std::get<CanvasProcessing>(info.processing).max_tiles * info.rows;
 }
 
 void see_sources(PreparedImages& prepared, std::int64_t tile_rows) {

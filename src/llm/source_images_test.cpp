@@ -164,11 +164,23 @@ TEST(SourceImages, BatchesAndTheirPrefixCache) {
   EXPECT_EQ((Ids{reused[0], reused[1], reused[2]}), (Ids{0, 0, 0}));
   EXPECT_GE(reused[3], 64);
   EXPECT_GT(batch.prefix_cache().restored, 0U);
-  RequestOptions logprobs;
-  logprobs.logprobs = 1;
-  logprobs.prompt_logprobs = true;
-  const ImagePrompt prompt = small.pictures->encode_with_images(text, asked[0]);
-  batch.submit(prompt, {}, logprobs);  // here the token has a logit
+}
+
+TEST(SourceImages, TheirTokenHasNoLogit) {
+  const SmallAttendedModel small;
+  const std::vector<Image> images{picture(4, 4, 1)};
+  const ImagePrompt prompt = small.pictures->encode_with_images("0t 1t <image> 2t", images);
+  BatchGenerator batch(small.pictures, {.threads = 1});
+  RequestOptions request;
+  request.logprobs = 1;
+  request.prompt_logprobs = true;
+  expect_error<InvalidArgument>([&] { batch.submit(prompt, {}, request); }, "the token of these has no logit");
+  request.prompt_logprobs = false;
+  const auto id = batch.submit(prompt, {.max_new_tokens = 9, .repetition_penalty = 1.5}, request);
+  while (batch.step()) {
+  }
+  EXPECT_EQ(batch.take(id)->tokens.size(), 9u);
+  expect_error<InvalidArgument>([&] { batch.submit({1, kImage + 1}, {}); }, "is not in the vocabulary of 25 tokens");
 }
 
 TEST(SourceImages, RowsOfACallHaveTheirOwn) {
@@ -196,13 +208,15 @@ TEST(SourceImages, MoreThanThereIsRoomFor) {
   };
   TextGenerator generator(small.pictures, {.threads = 1});
   const Ids expected = tokens_of(generator, prompt(4));
-  const char* const message = "the 5 pictures of a sequence have 30 rows of features, there is room for 24";
+  const char* const message = "a sequence has 5 pictures, there is room for 4 (DecoderOptions::pictures)";
   expect_error<InvalidArgument>([&] { generator.generate(prompt(5)); }, message);
   EXPECT_EQ(tokens_of(generator, prompt(4)), expected);
   Decoder decoder(small.pictures, {.threads = 1});
   expect_error<InvalidArgument>([&] { logits_of(decoder, prompt(5)); }, message);
-  TextGenerator larger(small.pictures, {.threads = 1, .encoder_length = 30});
+  TextGenerator larger(small.pictures, {.threads = 1, .pictures = 5});
   EXPECT_EQ(tokens_of(larger, prompt(5)).size(), 12u);
+  expect_error<InvalidArgument>([&] { TextGenerator(small.pictures, {.threads = 1, .pictures = 0}); },
+                                "pictures must be from 1 to 1024, got 0");
   EXPECT_EQ(tokens_of(larger, prompt(4)), expected);
 }
 

@@ -49,7 +49,8 @@ struct SmallLanguageModel {
                          {"sparse", ir::Arg{ir::Arg::Kind::boolean, 0, 0, {}, {}}}},
                         DType::f32, {b, t, c});
     };
-    const auto tokens = graph.weight("tokens", numbers(kVocabulary * kSize, seed), {kVocabulary, kSize});
+    const std::int64_t words_read = kVocabulary + 1;  // one has no logit
+    const auto tokens = graph.weight("tokens", numbers(words_read * kSize, seed), {words_read, kSize});
     const auto places = graph.weight("places", numbers(context * kSize, seed + 1), {context, kSize});
     ir::ValueId words = embed(tokens, ids);
     if (with_features) {
@@ -120,10 +121,11 @@ struct SmallLanguageModel {
  protected:
   // A tokenizer of the words "0t", ... and, as the last token, a placeholder, which stands for parts of this type in
   // the chat template.
-  static std::shared_ptr<const Tokenizer> words_and(const std::string& placeholder, const std::string& type) {
-    const std::string last = std::to_string(kVocabulary - 1);
+  static std::shared_ptr<const Tokenizer> words_and(const std::string& placeholder, const std::string& type,
+                                                    std::int64_t id = kVocabulary - 1) {
+    const std::string last = std::to_string(id);
     std::string words;
-    for (std::int64_t i = 0; i < kVocabulary - 1; ++i)
+    for (std::int64_t i = 0; i < id; ++i)
       words += "\"" + std::to_string(i) + "t\": " + std::to_string(i) + ", ";
     return Tokenizer::from_json(
         R"({"pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [{"id": )" + last + R"(, "content": ")" +
@@ -205,9 +207,9 @@ struct SmallPictureModel : SmallLanguageModel {
 };
 
 // The same as a model whose layer attends to pictures. A picture of 4 x 4 or 4 x 8 pixels is one or two tiles of kRows
-// rows, whose features are its pixels.
+// rows, whose features are its pixels. Its token has no logit.
 struct SmallAttendedModel : SmallLanguageModel {
-  static constexpr std::int64_t kSide = 4, kRows = 3, kTiles = 2, kImage = kVocabulary - 1;
+  static constexpr std::int64_t kSide = 4, kRows = 3, kTiles = 2, kImage = kVocabulary;
   std::shared_ptr<const LanguageModel> pictures;
 
   explicit SmallAttendedModel(const std::function<void(ImagesInfo&)>& change = {}) {
@@ -245,7 +247,7 @@ struct SmallAttendedModel : SmallLanguageModel {
     LanguageModelInfo info = model->info();
     info.images = images;
     pictures = std::make_shared<const LanguageModel>(graph.build_with({&step, &tower, &store}), info,
-                                                     words_and("<image>", "image"));
+                                                     words_and("<image>", "image", kImage));
   }
 };
 

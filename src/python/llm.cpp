@@ -286,7 +286,7 @@ void bind_llm(nb::module_& m) {
           "__init__",
           [](TextGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
              const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets,
-             std::vector<std::string> stages, std::string secret) {
+             std::vector<std::string> stages, std::string secret, std::int64_t pictures) {
             const nb::gil_scoped_release release;
             new (self) TextGenerator(model, {threads,
                                              rows,
@@ -295,10 +295,12 @@ void bind_llm(nb::module_& m) {
                                              prefill_chunk_size,
                                              0,
                                              std::move(buckets),
-                                             {std::move(stages), std::move(secret)}});
+                                             {std::move(stages), std::move(secret)},
+                                             pictures});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
-          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"))
+          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"),
+          nb::arg("pictures"))
       .def("generate", &generate, nb::arg("prompts"), nb::arg("settings"), nb::arg("on_text").none(),
            nb::arg("cancel").none())
       .def("encode_features",
@@ -337,8 +339,8 @@ void bind_llm(nb::module_& m) {
           "__init__",
           [](BatchGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
              const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets,
-             std::vector<std::string> stages, std::string secret, std::uint64_t prefix_cache_bytes,
-             const std::string& prefix_cache_file) {
+             std::vector<std::string> stages, std::string secret, std::int64_t pictures,
+             std::uint64_t prefix_cache_bytes, const std::string& prefix_cache_file) {
             const nb::gil_scoped_release release;
             new (self) BatchGenerator(model,
                                       {threads,
@@ -348,12 +350,13 @@ void bind_llm(nb::module_& m) {
                                        prefill_chunk_size,
                                        0,
                                        std::move(buckets),
-                                       {std::move(stages), std::move(secret)}},
+                                       {std::move(stages), std::move(secret)},
+                                       pictures},
                                       PrefixCacheOptions{prefix_cache_bytes, prefix_cache_file});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
           nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"),
-          nb::arg("prefix_cache_bytes"), nb::arg("prefix_cache_file"))
+          nb::arg("pictures"), nb::arg("prefix_cache_bytes"), nb::arg("prefix_cache_file"))
       .def("submit", &submit, nb::arg("prompt"), nb::arg("settings"), nb::arg("on_text").none())
       .def(
           "step",

@@ -24,7 +24,7 @@ from graft.llm import audio, ctc, picture_files, pictures, rope, seq2seq, speech
 from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
-from graft.llm.trace import attends, trace
+from graft.llm.trace import attends, source_layers, trace
 
 # Named data of the package.
 METADATA = "graft.llm.json"
@@ -203,11 +203,13 @@ def write_package(
         programs = seq2seq.trace(checkpoint.model, context=context, encoder_context=encoder_context)
     elif with_pictures:
         with pictures.masks_decide(checkpoint.model):
-            programs = {"step": trace(checkpoint.model, context=context, recurrent=True)}
+            programs = {"step": trace(checkpoint.model, context=context, recurrent=True, text_part=True)}
             found = pictures.trace(checkpoint.model, context=context, size=prepared.size)
         programs.update(found.programs)
     else:
-        programs = {"step": trace(checkpoint.model, context=context, recurrent=True)}
+        programs = {"step": trace(checkpoint.model, context=context, recurrent=True, text_part=True)}
+        if source_layers(config):
+            picture_files.without_places(checkpoint, config.vocab_size)
     if with_audio:
         sound = audio.trace(checkpoint.model, context=context)
         programs.update(sound.programs)

@@ -59,6 +59,7 @@ class _Generator:
         buckets: Sequence[int] = (),
         stages: Sequence[str] = (),
         secret: str = "",
+        pictures: int = 4,
         max_adapter_rank: int = 0,
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
@@ -71,7 +72,7 @@ class _Generator:
         for name, adapter in (adapters or {}).items():
             self.adapters.load(name, adapter)
         rows = self._rows if rows is None else rows
-        settings = threads, rows, length, kv_type, prefill_chunk_size, list(buckets), list(stages), secret
+        settings = threads, rows, length, kv_type, prefill_chunk_size, list(buckets), list(stages), secret, pictures
         self._generator: Any = self._type(self.model, *settings, *self._own)
 
     def _settings(self, settings: dict[str, Any], adapter: Choice) -> dict[str, Any]:
@@ -96,7 +97,8 @@ class TextGenerator(_Generator):
     stored: computed (as the model computes them), f32, f16, bf16 or q8_0. prefill_chunk_size: tokens of a prompt that are
     computed at once. buckets: widths, ascending, up to that, which runs of a prompt are padded up to: prompts of all lengths
     share as many plans. By default each length has its own. stages: where the other stages of the model run (docs/stages.md):
-    "HOST:PORT" or "unix:PATH" of each in order. secret: that these know. max_adapter_rank: the largest rank of LoRA adapters
+    "HOST:PORT" or "unix:PATH" of each in order. secret: that these know. pictures: of a model whose layers
+    attend to them (MLlama), how many of a prompt there is room for. max_adapter_rank: the largest rank of LoRA adapters
     (`graft.load_adapter`), 0: there are none. adapters: those to begin with, paths by name; the rank is then 64 by default.
     """
 

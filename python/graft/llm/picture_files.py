@@ -232,6 +232,15 @@ def added_tokens(checkpoint: Checkpoint) -> dict[int, str]:
     return {token["id"]: token["content"] for token in tokens}
 
 
+def without_places(checkpoint: Checkpoint, vocabulary: int) -> None:
+    """Of a text part, the tokens for pictures that have no logit (MLlama) leave the tokenizer: no prompt has them."""
+    content = json.loads(checkpoint.files.get("tokenizer.json", b"{}"))
+    added = content.get("added_tokens") or []
+    if kept := [token for token in added if token["id"] < vocabulary]:
+        if len(kept) < len(added):
+            checkpoint.files["tokenizer.json"] = json.dumps({**content, "added_tokens": kept}, ensure_ascii=False).encode()
+
+
 def _special(checkpoint: Checkpoint, name: str, otherwise: str) -> str:
     """A special token of tokenizer_config.json."""
     given = json.loads(checkpoint.files.get("tokenizer_config.json", b"{}"))
@@ -303,4 +312,4 @@ def _around_tiles(checkpoint: Checkpoint, token: str, pictures: Pictures) -> dic
     }
 
 
-__all__ = ["Preparation", "added_tokens", "metadata", "own_settings", "preparation", "take_tokenizer"]
+__all__ = ["Preparation", "added_tokens", "metadata", "own_settings", "preparation", "take_tokenizer", "without_places"]

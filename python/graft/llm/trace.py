@@ -61,19 +61,20 @@ class Bounded(ExportError):
 
 
 def trace(
-    model: torch.nn.Module, *, context: int, lengths_checked: bool = False, recurrent: bool = False
+    model: torch.nn.Module, *, context: int, lengths_checked: bool = False, recurrent: bool = False, text_part: bool = False
 ) -> ExportedProgram:
     """The program of a transformers model for causal language modelling.
 
     Its parameters stay as they are called in the model, and are tensors without data (FakeTensor, float32): what they
     are worth plays no part here. context: the most tokens that one call takes. lengths_checked: whoever runs the program
     refuses positions for which rope type 'dynamic' has other frequencies (`rope.lengths_of`); without it such models are
-    refused. recurrent: layers may have recurrent states, which the engine keeps as it keeps keys and values.
+    refused. recurrent: layers may have recurrent states, which the engine keeps as it keeps keys and values. text_part: the
+    program is for sequences without pictures: layers that attend to these alone are left out, without it refused.
     """
     config = model.config.get_text_config()
     kinds = _kinds_of_layers(config)
     # These attend to keys and values of another layer, or not without pictures.
-    without_states = {"dummy"} if _shared(config) or source_layers(config) else set()
+    without_states = {"dummy"} if _shared(config) or (text_part and source_layers(config)) else set()
     if not recurrent and (found := {kind for kind in kinds if _LAYERS[kind] != (True, False)} - without_states):
         raise ExportError(f"expected layers of attention, found {', '.join(sorted(found))}")
     if not lengths_checked and rope.DYNAMIC in rope.lengths_of(model):

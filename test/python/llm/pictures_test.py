@@ -18,6 +18,7 @@ import transformers
 
 import graft
 from graft.errors import ExportError
+from graft.llm import pictures, trace
 from graft.llm.pictures import token_of
 from picture_models import BY_NAME, PICTURE_MODELS, PictureModel, picture
 from runner_test import binary
@@ -553,19 +554,18 @@ def test_batches_of_many_pictures(mllama: Made) -> None:
 def test_more_pictures_than_there_is_room_for(mllama: Made, tmp_path: Path) -> None:
     generator, image = mllama.generator, picture(20, 50, 1)
     expected = generated(mllama, "<|image|>a", [image], 8)
-    with pytest.raises(graft.InvalidArgument, match="the 5 pictures of a sequence have 340 rows of features, there is room for 272"):
+    with pytest.raises(graft.InvalidArgument, match="a sequence has 5 pictures, there is room for 4"):
         generator.generate("<|image|>" * 5, images=[image] * 5)
     with pytest.raises(graft.InvalidArgument, match="has 1 tokens of pictures .* and there are no pictures"):
         generator.generate([5, mllama.processor.config.image_token_id, 6])
     with pytest.raises(graft.InvalidArgument, match="has 2 places of pictures"):
         generator.generate("<|image|> <|image|>", images=[image])
-    batch = graft.BatchGenerator(mllama.package, threads=1)
-    with pytest.raises(graft.InvalidArgument, match="the token of these has no logit"):
-        batch.submit("<|image|>a", images=[image], logprobs=1, prompt_logprobs=True)
     assert generator.generate("<|image|>a", images=[image], max_new_tokens=8).tokens == expected
+    larger = graft.TextGenerator(mllama.package, threads=1, pictures=5)
+    text, images = "<|image|>" * 5, [image] * 5
+    assert larger.generate(text, images=images, max_new_tokens=8).tokens == generated(mllama, text, images, 8)
     # A command line has room for its pictures.
     PIL.Image.fromarray(image).save(tmp_path / "a.png")
-    text = "<|image|>" * 5
     given = ("generate", mllama.package, "--threads", "1", "--max-new-tokens", "8", "--prompt", text)
     assert run_cli(*given, *["--image", tmp_path / "a.png"] * 5).stdout == said(mllama, text, [image] * 5, 8)
 
@@ -606,3 +606,51 @@ def test_other_canvases_are_refused(mllama: Made, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="expected a tower that takes all canvases of up to 4 tiles, found"):
         graft.export_llm(model, target, processor=images)
     assert not target.exists()
+
+
+def test_a_text_part_without_its_layers_for_pictures(mllama: Made, tmp_path: Path) -> None:
+    package = graft.export_llm(mllama.folder, tmp_path / "text.pte", text_only=True)
+    generator = graft.TextGenerator(package, threads=1)
+    assert generator.generate("Hello", max_new_tokens=12).tokens == generated(mllama, "Hello", [], 12)
+    assert not [name for name in (b"cross_attn", b"vision_model", b"multi_modal_projector") if name in package.read_bytes()]
+    with pytest.raises(ExportError, match="expected layers of attention, found dummy"):
+        trace.trace(mllama.eager, context=64)
+
+
+def test_programs_of_attended_pictures_in_eager_pytorch(mllama: Made) -> None:
+    """The operators' definitions: the programs run without the engine."""
+    weights = mllama.eager.state_dict()
+    programs = pictures.trace(mllama.eager, context=64, size=None).programs
+
+    def run(name: str, *inputs: torch.Tensor) -> torch.Tensor:
+        values, flat, program = iter(inputs), [], programs[name]
+        for spec in program.graph_signature.input_specs:
+            known = weights.get(spec.target, program.constants.get(spec.target))
+            flat.append(next(values) if spec.target is None else known)
+        return torch.fx.Interpreter(program.graph_module).run(*flat)[0]
+
+    text, images = "a <|image|> b <|image|><|image|> c", [picture(32, 32, 1), picture(20, 50, 2), picture(32, 32, 3)]
+    given = mllama.processor(text, images)
+    tiles = []
+    for i in range(3):
+        pixels, shape, valid = prepared(mllama.prompt(text, images), i)
+        rows = run("encode_image", pixels, shape, valid).unflatten(0, (4, 17))
+        tiles += [(not there, len(tiles), tile) for there, tile in zip(valid[0].tolist(), rows)]
+    for n, (_, _, tile) in enumerate(sorted(tiles, key=lambda one: one[:2])):
+        assert run("store_image", tile.unsqueeze(0), torch.arange(17 * n, 17 * (n + 1))[None]).tolist() == [17]
+    # <s>, a and a space see all; then the first picture, the second one, and that with the third.
+    ids = given["input_ids"]
+    places = (ids[0] == mllama.processor.config.image_token_id).nonzero().flatten().tolist()
+    ranges = torch.tensor([0, 12 * 17 - 1]).repeat(1, ids.shape[1], 1)
+    ranges[0, places[0] :] = torch.tensor([0, 16])
+    ranges[0, places[1]] = torch.tensor([17, 50])
+    ranges[0, places[2] :] = torch.tensor([17, 67])
+    mask = torch.arange(ids.shape[1])[None] >= places[0]
+    rows = torch.arange(ids.shape[1])[None]
+    close(run("step_with_images", ids, rows, rows, rows[0], ranges, mask)[0], mllama.logits(given))
+    # Who sees nothing goes through no such layer.
+    nothing = torch.tensor([0, -1]).repeat(1, ids.shape[1], 1)
+    text = mllama.processor("Hello, you", [])["input_ids"]
+    rows, nothing = torch.arange(text.shape[1])[None], nothing[:, : text.shape[1]]
+    found = run("step_with_images", text, rows, rows, rows[0], nothing, torch.zeros_like(text, dtype=torch.bool))
+    close(found[0], mllama.logits({"input_ids": text}))
