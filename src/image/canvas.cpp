@@ -36,7 +36,8 @@ std::size_t best_shape(const std::vector<Size>& shapes, std::int64_t tile, Size 
   std::size_t best = shapes.size();
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     if (scales[i] != chosen) continue;
-    if (best == shapes.size() || shapes[i].first * shapes[i].second < shapes[best].first * shapes[best].second) best = i;
+    if (best == shapes.size() || shapes[i].first * shapes[i].second < shapes[best].first * shapes[best].second)
+      best = i;
   }
   return best;
 }

@@ -46,8 +46,8 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, info.stage || options.stages.addresses.empty(),
               "addresses of stages were given, and the model is in one piece");
   if (info.encoder && options.encoder_length == 0) options.encoder_length = info.encoder->context_length;
-  GRAFT_CHECK(InvalidArgument, options.pictures >= 1 && options.pictures <= kMostPictures, "pictures must be from 1 to ",
-              kMostPictures, ", got ", options.pictures);
+  GRAFT_CHECK(InvalidArgument, options.pictures >= 1 && options.pictures <= kMostPictures,
+              "pictures must be from 1 to ", kMostPictures, ", got ", options.pictures);
   return options;
 }
 
@@ -577,6 +577,7 @@ void Decoder::score(const ImagePrompt& prompt, const std::function<void(std::spa
   GRAFT_CHECK(InvalidArgument, take, "score() has nobody to hand the logits to");
   const llm::Use use(impl_->in_use, kWhat, "score()");
   llm::check_placeholders(impl_->model->info(), prompt.tokens, prompt.images.get());
+  if (prompt.images) impl_->check_room(*prompt.images);
   impl_->ran_by_user = true;
   impl_->truncate(0, 0);
   impl_->place_images(0, prompt.images);

@@ -75,7 +75,8 @@ class Decoder::Impl {
   // Whether a run of these has tokens of pictures; makes the features that are missing.
   bool see_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, const RunOptions& run_options);
   // The same of a model whose layers attend to pictures: stores those that a row of the cache does not have.
-  bool store_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, const RunOptions& run_options);
+  bool store_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows,
+                    const RunOptions& run_options);
   // Which rows of its pictures' features each of these tokens sees.
   void place_ranges(Call& call, std::size_t sequence, std::size_t row, std::size_t at, std::size_t count) const;
   // Of `count` tokens of a sequence, which stand from `at` on in the buffers of the call: positions and features.

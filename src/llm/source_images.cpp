@@ -58,9 +58,9 @@ void store_images(Session& session, const ImagesInfo& info, const PreparedImages
         const std::int64_t at = tile++ * info.rows * info.width;
         if ((there != 0) != valid) continue;
         for (std::int64_t& position : positions) position = next++;
-        const Value inputs[] = {
-            Value::of(TensorView{const_cast<float*>(features.data() + at), DType::f32, Shape{1, info.rows, info.width}}),
-            Value::of(TensorView{positions.data(), DType::i64, Shape{1, info.rows}})};
+        const Value inputs[] = {Value::of(TensorView{const_cast<float*>(features.data() + at), DType::f32,
+                                                     Shape{1, info.rows, info.width}}),
+                                Value::of(TensorView{positions.data(), DType::i64, Shape{1, info.rows}})};
         session.run(kStoreImage, inputs, of_row);
       }
   }

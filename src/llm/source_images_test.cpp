@@ -97,8 +97,7 @@ TEST(SourceImages, ATextBeginsBehindPicturesThatComeFirst) {
 TEST(SourceImages, RunsOfAnySizeGiveTheSame) {
   const SmallAttendedModel small;
   const std::vector<Image> images{picture(4, 8, 1), picture(4, 4, 2)};
-  const ImagePrompt prompt =
-      small.pictures->encode_with_images("0t 1t <image> 5t 6t 7t <image> 2t 3t 4t 8t", images);
+  const ImagePrompt prompt = small.pictures->encode_with_images("0t 1t <image> 5t 6t 7t <image> 2t 3t 4t 8t", images);
   Decoder whole(small.pictures, {.threads = 1});
   const std::vector<float> expected = logits_of(whole, prompt);
   for (std::int64_t chunk = 1; chunk < 9; ++chunk) {
@@ -109,8 +108,7 @@ TEST(SourceImages, RunsOfAnySizeGiveTheSame) {
   }
   // The pictures of a row make way for others, and for a text without any.
   const std::vector<Image> other{picture(4, 4, 5), picture(4, 4, 2)};
-  const ImagePrompt another =
-      small.pictures->encode_with_images("0t 1t <image> 5t 6t 7t <image> 2t 3t 4t 8t", other);
+  const ImagePrompt another = small.pictures->encode_with_images("0t 1t <image> 5t 6t 7t <image> 2t 3t 4t 8t", other);
   EXPECT_NE(logits_of(whole, another), expected);
   const ImagePrompt text{{1, 2, 3}, {}};
   Decoder fresh(small.pictures, {.threads = 1});
@@ -164,6 +162,21 @@ TEST(SourceImages, BatchesAndTheirPrefixCache) {
   EXPECT_EQ((Ids{reused[0], reused[1], reused[2]}), (Ids{0, 0, 0}));
   EXPECT_GE(reused[3], 64);
   EXPECT_GT(batch.prefix_cache().restored, 0U);
+}
+
+TEST(SourceImages, NoRunIsPlannedAfterThoseOfAPicture) {
+  const SmallAttendedModel small;
+  BatchGenerator batch(small.pictures, {.threads = 1, .rows = 2, .prefill_chunk_size = 32});
+  batch.prepare(0);
+  const auto ask = [&](const std::vector<Image>& images, const char* text) {
+    batch.submit(small.pictures->encode_with_images(text, images), {.max_new_tokens = 8}, RequestOptions());
+    batch.submit({1, 2, 3}, {.max_new_tokens = 4});
+    while (batch.step()) {
+    }
+    return batch.decoder().session().counters().graphs_built;
+  };
+  const auto built = ask({picture(4, 4, 1)}, "0t 1t <image> 2t");
+  EXPECT_EQ(ask({picture(4, 8, 2), picture(4, 4, 3)}, "0t <image> 2t 5t 6t 7t <image> 8t 9t 10t 11t 12t 13t"), built);
 }
 
 TEST(SourceImages, TheirTokenHasNoLogit) {
@@ -267,14 +280,22 @@ struct Raw {
 
 TEST(SourceImages, WrongRanges) {
   Raw raw;
-  expect_error<ExecutionError>([&] { raw.step({0, 0, 0, 0}); }, "token 0 sees the positions 0 to 0 of the source, which has 0");
+  expect_error<ExecutionError>(
+      [&] {
+        raw.step({0, 0, 0, 0});
+      },
+      "token 0 sees the positions 0 to 0 of the source, which has 0");
   const std::vector<float> none = raw.step({0, -1, 0, -1});
   raw.store({0, 1, 2});
   const std::vector<float> expected = raw.step({0, 2, 1, 2});
   EXPECT_EQ(raw.step({0, -1, 0, -1}), none);
   EXPECT_NE(expected, none);
   const char* const what = "expected ones of it, or 0 to -1 for none";
-  expect_error<ExecutionError>([&] { raw.step({0, 2, 0, 3}); }, "token 1 sees the positions 0 to 3 of the source, which has 3");
+  expect_error<ExecutionError>(
+      [&] {
+        raw.step({0, 2, 0, 3});
+      },
+      "token 1 sees the positions 0 to 3 of the source, which has 3");
   expect_error<ExecutionError>([&] { raw.step({-1, 2, 0, 2}); }, what);
   expect_error<ExecutionError>([&] { raw.step({2, 1, 0, 2}); }, what);
   expect_error<ExecutionError>([&] { raw.step({1, -1, 0, 2}); }, what);
@@ -308,7 +329,9 @@ TEST(SourceImages, WrongDescriptions) {
   expect_error<InvalidArgument>([&] { SmallAttendedModel([](ImagesInfo& info) { info.rows = 2; }); },
                                 "method 'store_image' is not what 'graft.llm.json' says of pictures");
   expect_error<InvalidArgument>(
-      [&] { SmallAttendedModel([](ImagesInfo& info) { info.processing = CanvasProcessing{4, 3, {}}; }); },
+      [&] { SmallAttendedModel([](ImagesInfo& info) {
+              info.processing = CanvasProcessing{4, 3, {}};
+            }); },
       "'encode_image' is not what");
   expect_error<InvalidArgument>(
       [&] {
@@ -320,8 +343,9 @@ TEST(SourceImages, WrongDescriptions) {
       "is no decoder that attends to pictures");
   const auto parse = [](const std::string& attended, int token, const std::string& kind, const char* more = "") {
     return llm::parse_images(
-        read_json<Json>(str(R"({"token": "x", "token_id": )", token, R"(, "rows": 3, "width": 4, "text": {"bos": "<s>"}, )",
-                            more, R"("attended": )", attended, R"(, "processing": {"kind": ")", kind,
+        read_json<Json>(str(R"({"token": "x", "token_id": )", token,
+                            R"(, "rows": 3, "width": 4, "text": {"bos": "<s>"}, )", more, R"("attended": )", attended,
+                            R"(, "processing": {"kind": ")", kind,
                             R"(", "tile": 8, "max_tiles": 4, "resample": 2, "rescale_factor": 1, "mean": [0, 0, 0], )",
                             R"("std": [1, 1, 1]}})")),
         24);
@@ -333,7 +357,8 @@ TEST(SourceImages, WrongDescriptions) {
   expect_error<InvalidProgram>([&] { parse("false", 24, "fixed"); }, "'token_id' of 'images' must be from 0 to 23");
   expect_error<InvalidProgram>([&] { parse("false", 2, "canvas"); }, "'attended' of 'images' is");
   expect_error<InvalidProgram>([&] { parse("true", 2, "fixed"); }, "'attended' of 'images' is");
-  expect_error<InvalidProgram>([&] { parse("true", 2, "canvas", R"("blocks": "prompt", )"); }, "'attended' of 'images' is");
+  expect_error<InvalidProgram>([&] { parse("true", 2, "canvas", R"("blocks": "prompt", )"); },
+                               "'attended' of 'images' is");
 }
 
 }  // namespace

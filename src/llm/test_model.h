@@ -83,9 +83,8 @@ struct SmallLanguageModel {
                                       {"scale", of_real(sharpness)}},
                                      DType::f32, {b, t, one, c});
       const auto plain = attended;
-      attended =
-          graph.node("aten.add.Tensor", {{"self", of(source)}, {"other", of(plain)}, {"alpha", of_int(1)}}, DType::f32,
-                     {b, t, one, c});
+      attended = graph.node("aten.add.Tensor", {{"self", of(source)}, {"other", of(plain)}, {"alpha", of_int(1)}},
+                            DType::f32, {b, t, one, c});
       // As a feed-forward part: what a token counts double that sees a picture.
       const auto wide =
           graph.node("aten.unsqueeze.default", {{"self", of(mask)}, {"dim", of_int(2)}}, DType::b8, {b, t, one});
@@ -94,9 +93,8 @@ struct SmallLanguageModel {
       const auto twice =
           graph.node("aten.add.Tensor", {{"self", of(attended)}, {"other", of(plain)}, {"alpha", of_int(1)}},
                      DType::f32, {b, t, one, c});
-      attended = graph.node("aten.where.self",
-                            {{"condition", of(wider)}, {"self", of(twice)}, {"other", of(attended)}}, DType::f32,
-                            {b, t, one, c});
+      attended = graph.node("aten.where.self", {{"condition", of(wider)}, {"self", of(twice)}, {"other", of(attended)}},
+                            DType::f32, {b, t, one, c});
     }
     const auto merged =
         graph.node("aten.squeeze.dim", {{"self", of(attended)}, {"dim", of_int(2)}}, DType::f32, {b, t, c});
@@ -125,8 +123,7 @@ struct SmallLanguageModel {
                                                     std::int64_t id = kVocabulary - 1) {
     const std::string last = std::to_string(id);
     std::string words;
-    for (std::int64_t i = 0; i < id; ++i)
-      words += "\"" + std::to_string(i) + "t\": " + std::to_string(i) + ", ";
+    for (std::int64_t i = 0; i < id; ++i) words += "\"" + std::to_string(i) + "t\": " + std::to_string(i) + ", ";
     return Tokenizer::from_json(
         R"({"pre_tokenizer": {"type": "WhitespaceSplit"}, "added_tokens": [{"id": )" + last + R"(, "content": ")" +
             placeholder + R"(", "special": true, "normalized": false}], "model": {"type": "WordLevel",

@@ -299,8 +299,7 @@ void bind_llm(nb::module_& m) {
                                              pictures});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
-          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"),
-          nb::arg("pictures"))
+          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"), nb::arg("pictures"))
       .def("generate", &generate, nb::arg("prompts"), nb::arg("settings"), nb::arg("on_text").none(),
            nb::arg("cancel").none())
       .def("encode_features",
@@ -355,8 +354,8 @@ void bind_llm(nb::module_& m) {
                                       PrefixCacheOptions{prefix_cache_bytes, prefix_cache_file});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
-          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"),
-          nb::arg("pictures"), nb::arg("prefix_cache_bytes"), nb::arg("prefix_cache_file"))
+          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"), nb::arg("pictures"),
+          nb::arg("prefix_cache_bytes"), nb::arg("prefix_cache_file"))
       .def("submit", &submit, nb::arg("prompt"), nb::arg("settings"), nb::arg("on_text").none())
       .def(
           "step",

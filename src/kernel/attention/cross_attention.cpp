@@ -87,7 +87,8 @@ void attend(const KernelContext& ctx) noexcept {
   for (i64 unit = ctx.task; unit < batch * heads * blocks; unit += ctx.tasks) {
     const i64 block = unit % blocks, h = unit / blocks % heads, b = unit / blocks / heads;
     const i64 cached = ctx.kv_row(b);
-    const i64 length = ctx.input<i64>(1)[cached], begin = block * table.block, end = std::min(begin + table.block, tokens);
+    const i64 length = ctx.input<i64>(1)[cached], begin = block * table.block,
+              end = std::min(begin + table.block, tokens);
     head.q = at(ctx.inputs[0], q, b, h, 0);
     head.out = at(ctx.outputs[0], out, b, 0, h);
     const auto run = [&](i64 from, i64 to, i64 first, i64 last) {
@@ -108,7 +109,8 @@ void attend(const KernelContext& ctx) noexcept {
       while (next < end && ranges[next * 2] == first && ranges[next * 2 + 1] == last) ++next;
       if (first == 0 && last == -1) {
         for (i64 zero = t; zero < next; ++zero)
-          std::memset(at(ctx.outputs[0], out, b, zero, h), 0, static_cast<std::size_t>(q.shape[3]) * byte_size(out.dtype));
+          std::memset(at(ctx.outputs[0], out, b, zero, h), 0,
+                      static_cast<std::size_t>(q.shape[3]) * byte_size(out.dtype));
         continue;
       }
       if (first < 0 || last < first || last >= length)

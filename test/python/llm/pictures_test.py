@@ -369,7 +369,7 @@ def test_text_alone(smolvlm: Made, tmp_path: Path) -> None:
     assert "takes no pictures: the package is of text alone" in run_cli(*given, code=1).stderr
 
 
-@pytest.mark.parametrize("name", ["llava", "phi4_multimodal", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["llava", "mllama", "phi4_multimodal", "qwen2_5_vl"])
 def test_weights_stay_in_their_files(tmp_path: Path, name: str) -> None:
     """transformers renames those of these models when it loads them."""
     folder = BY_NAME[name].save(tmp_path / "model")
@@ -439,7 +439,7 @@ def test_wrong_exports(smolvlm: Made, tmp_path: Path) -> None:
 # Adapters -------------------------------------------------------------------------------------------------------------
 
 
-_WITH_ADAPTERS = [BY_NAME[name] for name in ("llava", "phi4_multimodal", "qwen2_5_vl")]
+_WITH_ADAPTERS = [BY_NAME[name] for name in ("llava", "mllama", "phi4_multimodal", "qwen2_5_vl")]
 
 
 @pytest.mark.parametrize("made", _WITH_ADAPTERS, ids=lambda kind: kind.name, indirect=True)
@@ -454,10 +454,11 @@ def test_adapters(made: Made, tmp_path: Path) -> None:
     plain = made.logits(given)
     towers = {
         "llava": r".*vision_tower.*layers\.0\..*(q_proj|k_proj|fc1)",
+        "mllama": r".*vision_model.*layers\.0\..*(q_proj|k_proj|fc1)",
         "phi4_multimodal": r".*img_processor.*layers\.0\..*(q_proj|k_proj|fc1)",
         "qwen2_5_vl": r".*visual\.blocks.*(attn\.qkv|gate_proj)",
     }
-    decoder = r".*(language_model.*|model\.layers\.\d+\.)(self_attn\.|mlp\.)(q_proj|v_proj|up_proj|qkv_proj|gate_up_proj)"
+    decoder = r".*(language_model.*|model\.layers\.\d+\.)(self_attn\.|cross_attn\.|mlp\.)(q_proj|v_proj|up_proj|qkv_proj|gate_up_proj)"
     for name, targets in [("decoder", decoder), ("tower", towers[made.kind.name])]:
         adapted = lora.adapted(made.eager, "", target_modules=targets)
         folder = lora.saved(adapted, tmp_path / name)
@@ -654,3 +655,15 @@ def test_programs_of_attended_pictures_in_eager_pytorch(mllama: Made) -> None:
     rows, nothing = torch.arange(text.shape[1])[None], nothing[:, : text.shape[1]]
     found = run("step_with_images", text, rows, rows, rows[0], nothing, torch.zeros_like(text, dtype=torch.bool))
     close(found[0], mllama.logits({"input_ids": text}))
+
+
+@pytest.mark.parametrize(("options", "most"), [({"quantize": "q8_0"}, 0.2), ({"quantize": "bf16"}, 0.2), ({}, 0.02)])
+def test_quantized_with_attended_pictures(mllama: Made, tmp_path: Path, options: dict[str, str], most: float) -> None:
+    """The weights, and keys and values of pictures and tokens."""
+    package = graft.export_llm(mllama.folder, tmp_path / "q.pte", **options)
+    text, images = "A <|image|> b <|image|>", [picture(40, 60, 1), picture(90, 30, 2)]
+    kv_type = "computed" if options else "f16"
+    found = graft.TextGenerator(package, threads=1, kv_type=kv_type).logits(text, images=images)
+    expected = mllama.logits(mllama.processor(text, images))
+    error = float((found - expected).abs().max() / expected.abs().max())
+    assert 1e-5 < error < most
