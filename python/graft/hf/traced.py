@@ -24,7 +24,7 @@ from transformers import masking_utils
 
 from graft.errors import ExportError
 from graft.exporter import quiet, torch_export
-from graft.hf import module_state
+from graft.hf import module_state, open_sizes
 from graft.hf.decisions import Decisions
 from graft.hf.known_values import Known, Numbers, helpers
 from graft.hf.structure import Flat, Node, build, flatten
@@ -144,6 +144,7 @@ def trace(
                 raise
             with _eager_ways(spaces):
                 program = _exported(call, (tensors, numbers), dims, values is not None)
+        program = _with_open_sizes(program, call, (tensors, numbers), dims, values is not None)
     except ExportError:
         raise
     except Exception as e:  # whatever the model's code or the tracer raises
@@ -172,6 +173,24 @@ def _exported(call: _Call, arguments: Any, dims: Any, values: bool) -> torch.exp
         for other in (broadcast_masks(), _settings(values), torch.no_grad()):
             stack.enter_context(other)
         return torch_export.export(call, arguments, dynamic_shapes=dims, strict=False)
+
+
+def _with_open_sizes(
+    program: torch.export.ExportedProgram, call: _Call, arguments: Any, dims: Any, values: bool
+) -> torch.export.ExportedProgram:
+    """The trace for more sizes, where one of them was fixed and the code can be followed without that."""
+    values_of = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
+    sizes = (size for value in values_of for size in (value.shape if isinstance(value, torch.Tensor) else [value]))
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    if symbolic is None or not open_sizes.fixed(symbolic.node.shape_env):
+        return program
+    seen, call.seen = call.seen, _Seen()
+    try:
+        with open_sizes.rounded(call.model):
+            return _exported(call, arguments, dims, values)
+    except Exception:  # whatever code raises that wants a number
+        call.seen = seen
+        return program
 
 
 _COMPILING = "is_torchdynamo_compiling"

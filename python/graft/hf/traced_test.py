@@ -71,6 +71,34 @@ def test_code_that_goes_another_way_where_it_is_traced():
     assert is_torchdynamo_compiling.__name__ == "is_torchdynamo_compiling"
 
 
+class _Rounded(torch.nn.Module):
+    def forward(self, x):
+        rows = int(2 + x.shape[0])
+        assert isinstance(rows, (int, torch.SymInt))
+        return x * torch.ones(rows - 2, 1) + torch.tensor(rows)
+
+
+def test_a_size_that_the_code_rounds_stays_open():
+    flat = flatten({"x": torch.randn(3, 4)})
+    made = traced.trace(_Rounded(), {}, flat, [(3, 4)], [[0]], None)
+    [(rows, columns)] = made.sizes
+    assert isinstance(rows, str) and columns == 4
+    assert made.admits({rows: 3}) and made.admits({rows: 5}), made.bounds
+    assert "int" not in globals()
+
+
+class _OfThree(_Rounded):
+    def forward(self, x):
+        return super().forward(x) + (1 if x.shape[0] == 3 else 0)
+
+
+def test_a_size_that_the_code_asks_for_is_a_bound():
+    flat = flatten({"x": torch.randn(3, 4)})
+    made = traced.trace(_OfThree(), {}, flat, [(3, 4)], [[0]], None)
+    [(rows, _)] = made.sizes
+    assert rows == 3 or (made.admits({rows: 3}) and not made.admits({rows: 5}))
+
+
 def test_bounds_with_fractions():
     """torch.sym_float is how PyTorch prints a size that becomes a float."""
     size = sympy.Symbol("s0", integer=True)
