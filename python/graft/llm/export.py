@@ -68,7 +68,7 @@ def export_llm(
         (weights="package"), so that a program starts sooner: it reads them where they are mapped. Where there are no such
         kernels, the blocks are unpacked when the package is loaded, bit for bit.
     context: the most tokens of a prompt; by default the model's max_position_embeddings, or where it has none 1024, and
-        2^20 without attention. Of a model of pictures with rope type 'longrope' its original_max_position_embeddings.
+        2^20 without attention. With rope type 'longrope' the model's original_max_position_embeddings, and at most that.
     plans: sizes whose plans the package holds, so that a first run of these sizes is not planned: "seq=1,128" for one
         token and 128; "batch=1,4" and "kept=..." (logits) beside it for all combinations, 1 where they are left out. They
         serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
@@ -186,8 +186,14 @@ def write_package(
     most = _most_tokens(config, _DECODER_SIZES) if attending else None
     if most is None:  # relative positions have no limit, nor has a model without attention, whose states are of one size
         context = context or (_WITHOUT_POSITIONS if attending else _WITHOUT_ATTENTION)
-    if with_pictures and not context:  # of long prompts, which pictures make, frequencies depend on how they are read
-        context = rope.lengths_of(checkpoint.model).get(rope.LONGROPE)
+    if short := rope.lengths_of(checkpoint.model).get(rope.LONGROPE):
+        # All tokens of a longer prompt turn by the long frequencies: parts of it, and shorter texts beside it, would not.
+        if context and context > short:
+            raise ExportError(
+                f"rope_type 'longrope': expected a context of at most {short} (original_max_position_embeddings), up to which "
+                f"frequencies are the same however a prompt is read, found {context}"
+            )
+        context = context or short
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
         raise ExportError(f"expected a context from 1 to {most}, found {context}")

@@ -330,6 +330,31 @@ def test_wrong_arguments(tmp_path, arguments, message):
         graft.export_llm(arguments.pop("model"), **arguments)
 
 
+def test_prompts_end_where_longrope_changes_frequencies(tmp_path):
+    """All tokens of a longer prompt turn by others, which parts of it would not."""
+    small = llm_models.BY_NAME["phi3"].make().config
+    head_dim = small.hidden_size // small.num_attention_heads
+    factors = head_dim // 2
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.0 + i / 10 for i in range(factors)], "long_factor": [2.0 + i for i in range(factors)],
+    }  # fmt: skip
+    given = {**small.to_dict(), "head_dim": head_dim, "partial_rotary_factor": 1.0, "sliding_window": None}
+    given.update(original_max_position_embeddings=16, rope_parameters=rope)
+    model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**given)).eval()
+    model.save_pretrained(tmp_path / "m")
+    with pytest.raises(ExportError, match=r"'longrope': expected a context of at most 16 .*, found 17"):
+        graft.export_llm(tmp_path / "m", tmp_path / "m.pte", context=17)
+    path = graft.export_llm(tmp_path / "m", tmp_path / "m.pte")
+    ids = torch.arange(3, 19)[None]
+    with torch.no_grad():
+        expected = model(ids).logits[0]
+    found = torch.as_tensor(graft.TextGenerator(path, threads=1, prefill_chunk_size=5).logits(ids[0].tolist()))
+    assert torch.allclose(found.reshape(expected.shape), expected, atol=1e-4 * float(expected.abs().max()))
+    with pytest.raises(graft.InvalidArgument, match="17 tokens.*16"):
+        graft.TextGenerator(path, threads=1).logits([*ids[0].tolist(), 3])
+
+
 # Programs as they are written --------------------------------------------------------------------------------------
 
 
