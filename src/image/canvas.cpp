@@ -77,12 +77,7 @@ Canvas canvas_of(const CanvasProcessing& processing, const Image& image) {
   float* to = out.pixels.data();
   for (std::int64_t row = 0; row < out.rows; ++row)
     for (std::int64_t column = 0; column < out.columns; ++column)
-      for (std::size_t c = 0; c < values.size(); ++c)
-        for (std::int64_t y = row * tile; y < (row + 1) * tile; ++y)
-          for (std::int64_t x = column * tile; x < (column + 1) * tile; ++x) {
-            const bool inside = y < size.first && x < size.second;
-            *to++ = values[c][inside ? sized.pixels[static_cast<std::size_t>((y * size.second + x) * 3) + c] : 0];
-          }
+      to = put_window(sized, row * tile, column * tile, {tile, tile}, values, to);
   return out;
 }
 

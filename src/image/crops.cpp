@@ -28,14 +28,6 @@ Image on_white(const Image& image, Size size) {
   return out;
 }
 
-void add_crop(const Image& image, std::int64_t top, std::int64_t left, std::int64_t crop, const ChannelValues& values,
-              float* to) {
-  for (std::size_t c = 0; c < values.size(); ++c)
-    for (std::int64_t y = top; y < top + crop; ++y)
-      for (std::int64_t x = left; x < left + crop; ++x)
-        *to++ = values[c][image.pixels[static_cast<std::size_t>((y * image.width + x) * 3) + c]];
-}
-
 // What torch's bicubic interpolation without antialiasing makes a pixel of, in f32 as there: four, those behind an edge
 // being the one at it (aten/src/ATen/native/UpSample.h).
 struct Cubic {
@@ -119,7 +111,7 @@ Crops crops_of(const CropProcessing& processing, const Image& image) {
   add_whole(filled, crop, values, to);
   for (std::int64_t row = 0; row < out.rows; ++row)
     for (std::int64_t column = 0; column < out.columns; ++column)
-      add_crop(filled, row * crop, column * crop, crop, values, to += of_crop);
+      put_window(filled, row * crop, column * crop, {crop, crop}, values, to += of_crop);
 
   // Patches of which the picture has a pixel.
   const std::int64_t side = out.side = crop / patch;

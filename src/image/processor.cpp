@@ -65,6 +65,18 @@ image::ChannelValues image::channel_values(const ImageProcessing& processing) {
   return out;
 }
 
+float* image::put_window(const Image& image, std::int64_t top, std::int64_t left, Size size,
+                         const ChannelValues& values, float* to) {
+  for (std::size_t c = 0; c < kChannels; ++c)
+    for (std::int64_t y = top; y < top + size.first; ++y)
+      for (std::int64_t x = left; x < left + size.second; ++x) {
+        const bool inside = y >= 0 && y < image.height && x >= 0 && x < image.width;
+        const auto at = static_cast<std::size_t>((y * image.width + x) * kChannels) + c;
+        *to++ = values[c][inside ? image.pixels[at] : 0];
+      }
+  return to;
+}
+
 ImageProcessor::ImageProcessor(ImageProcessing processing, std::vector<std::string> labels) try
     : processing_(processing), labels_(std::move(labels)) {
   check_size(processing.size, "size");
@@ -100,18 +112,10 @@ Size ImageProcessor::size_of(const Image& image) const {
 std::vector<float> ImageProcessor::pixels(const Image& image) const try {
   const auto [height, width] = resized(processing_, {image.height, image.width});
   const Image sized = resize(image, height, width, processing_.resample);
-  const auto [rows, columns] = size_of(image);
-  const std::int64_t top = crop_begin(height, rows), left = crop_begin(width, columns);
-  std::vector<float> out;
-  out.reserve(static_cast<std::size_t>(kChannels * rows * columns));
-  const image::ChannelValues values = image::channel_values(processing_);
-  for (std::size_t c = 0; c < kChannels; ++c)
-    for (std::int64_t y = top; y < top + rows; ++y)
-      for (std::int64_t x = left; x < left + columns; ++x) {
-        const bool inside = y >= 0 && y < height && x >= 0 && x < width;
-        const auto at = static_cast<std::size_t>((y * width + x) * kChannels) + c;
-        out.push_back(values[c][inside ? sized.pixels[at] : 0]);
-      }
+  const Size size = size_of(image);
+  std::vector<float> out(static_cast<std::size_t>(kChannels * size.first * size.second));
+  image::put_window(sized, crop_begin(height, size.first), crop_begin(width, size.second), size,
+                    image::channel_values(processing_), out.data());
   return out;
 } catch (...) {
   rethrow_typed();

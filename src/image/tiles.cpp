@@ -42,14 +42,6 @@ Size whole_tiles(Size from, std::int64_t tile) {
   return {up(height), up(width)};
 }
 
-void add_tile(const Image& image, std::int64_t top, std::int64_t left, std::int64_t tile, const ChannelValues& values,
-              std::vector<float>& out) {
-  for (std::size_t c = 0; c < values.size(); ++c)
-    for (std::int64_t y = top; y < top + tile; ++y)
-      for (std::int64_t x = left; x < left + tile; ++x)
-        out.push_back(values[c][image.pixels[static_cast<std::size_t>((y * image.width + x) * 3) + c]]);
-}
-
 }  // namespace
 
 Size arrangement(std::int64_t tile, std::int64_t min_tiles, std::int64_t max_tiles, Size from) {
@@ -98,12 +90,13 @@ Tiles tiles_of(const TileProcessing& processing, const Image& image) {
                 " tiles of ", tile, " pixels, the model takes ", processing.max_rows, " x ", processing.max_columns);
   }
   Image sized = fit(fit(image, size), whole);
-  out.pixels.reserve(static_cast<std::size_t>((out.rows * out.columns + 1) * 3 * tile * tile));
+  out.pixels.resize(static_cast<std::size_t>((out.rows * out.columns + 1) * 3 * tile * tile));
+  float* to = out.pixels.data();
   for (std::int64_t row = 0; row < out.rows; ++row)
     for (std::int64_t column = 0; column < out.columns; ++column)
-      add_tile(sized, row * tile, column * tile, tile, values, out.pixels);
+      to = put_window(sized, row * tile, column * tile, {tile, tile}, values, to);
   if (out.rows > 0) sized = fit(by_count ? image : sized, {tile, tile});
-  add_tile(sized, 0, 0, tile, values, out.pixels);
+  put_window(sized, 0, 0, {tile, tile}, values, to);
   return out;
 }
 
