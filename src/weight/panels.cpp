@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -395,6 +396,30 @@ struct IQ4_XS {
   }
 };
 
+struct MXFP4 {
+  static constexpr PanelFormat kFormat = PanelFormat::mxfp4;
+
+  // ggml's block: the exponent of its scale, then the quants as q4_0.
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    transpose(rows, panel + offsets.quants + column * 4, [](const std::byte* from) { return words_at(from + 1); });
+    std::byte* exponents = panel + offsets.scales + offsets.in_group * kPanelColumns + column;
+    for (i64 c = 0; c < 4; ++c) exponents[c] = rows[static_cast<std::size_t>(c)][0];
+  }
+
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    transpose_back(panel + offsets.quants + column * 4, rows, [](std::byte* to, Words words) { put(to + 1, words); });
+    const std::byte* exponents = panel + offsets.scales + offsets.in_group * kPanelColumns + column;
+    for (i64 c = 0; c < 4; ++c) rows[static_cast<std::size_t>(c)][0] = exponents[c];
+  }
+
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const unsigned exponent = u8_at(panel + offsets.scales + offsets.in_group * kPanelColumns + column);
+    const float scale = std::ldexp(1.F, static_cast<int>(exponent) - 128);
+    for (i64 i = 0; i < kPanelBlock; ++i)
+      to[i] = scale * static_cast<float>(kMxfp4Values[half_at(panel + offsets.quants + column * 4, i)]);
+  }
+};
+
 constexpr std::size_t kMostBlockBytes =
     static_cast<std::size_t>(std::ranges::max(kPanelLayouts, {}, &PanelLayout::bytes).bytes);
 
@@ -448,8 +473,8 @@ template <typename F>
 constexpr Packing kPackingOf = {F::kFormat, pack<F>, unpack<F>, row<F>};
 
 // In the order of PanelFormat.
-constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>,   kPackingOf<Q4_K>,  kPackingOf<Q6_K>,
-                                 kPackingOf<Q5_K>, kPackingOf<IQ4_NL>, kPackingOf<IQ4_XS>};
+constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>,   kPackingOf<Q4_K>,   kPackingOf<Q6_K>,
+                                 kPackingOf<Q5_K>, kPackingOf<IQ4_NL>, kPackingOf<IQ4_XS>, kPackingOf<MXFP4>};
 static_assert(std::ranges::equal(kPackings, kPanelLayouts, {}, &Packing::format, &PanelLayout::format));
 
 const Packing& packing_of(PanelFormat format) { return kPackings[static_cast<std::size_t>(format)]; }

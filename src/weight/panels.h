@@ -26,6 +26,8 @@
 //           16 h + 15, four to a byte, the first in the lowest bits; zero 32; s8 scale[16][16], each of 16 elements,
 //           f16 unit of scale[16]
 //   iq4_xs  [4][64] a block as iq4_nl; s8 scale[8][16], f16 unit of scale[16]
+//   mxfp4   [4][64] a block as q4_0, each half an index of kMxfp4Values; u8 exponent[16] a block: the scale is
+//           2^(exponent - 128)
 // Packages hold panels (schema/graft.fbs, Storage.panels16): the layout of a format never changes.
 //
 // A new format is a row here, its packing in panels.cpp and its products in kernel/matmul/blocks_vnni.cpp.
@@ -39,7 +41,10 @@ inline constexpr int kPanelVectorBytes = 4 * kPanelColumns;
 inline constexpr std::int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                                1,    13,   25,  38,  53,  69,  89,  113};
 
-enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs };
+// The values of four bits of mxfp4 (E2M1 of the OCP Microscaling Formats specification), doubled.
+inline constexpr std::int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs, mxfp4 };
 
 struct PanelLayout {
   PanelFormat format;
@@ -58,6 +63,7 @@ inline constexpr PanelLayout kPanelLayouts[] = {
     {PanelFormat::q5_k, GGML_TYPE_Q5_K, 256, 176, 8, 320, 40},
     {PanelFormat::iq4_nl, GGML_TYPE_IQ4_NL, 32, 18, 2, 256, 32},
     {PanelFormat::iq4_xs, GGML_TYPE_IQ4_XS, 256, 136, 8, 256, 20},
+    {PanelFormat::mxfp4, GGML_TYPE_MXFP4, 32, 17, 2, 256, 16},
 };
 static_assert([] {
   int at = 0;

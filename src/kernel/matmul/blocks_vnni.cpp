@@ -97,6 +97,18 @@ GRAFT_VEC vb iq4_values(vb x) {
 #endif
 }
 
+// The values of mxfp4, with the zero point that makes them unsigned.
+constexpr int kZeroOfMxfp4 = 12;
+GRAFT_VEC vb mxfp4_values(vb x) {
+  const __m128i table = _mm_add_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kMxfp4Values)),
+                                     _mm_set1_epi8(static_cast<char>(kZeroOfMxfp4)));
+#if defined(__AVX512VNNI__)
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x);
+#else
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x);
+#endif
+}
+
 // One fma subtracts the bias kSumBegin and scales, with the same bits as conversion and multiplication: 1.5 * 2^23
 // times a scale is exact, as it has 2 significant bits times at most 19 (those of an f16 and a byte).
 GRAFT_VEC vf scale_sum(vb sum, vf scale, vf scaled_begin) { return fma((vf)sum, scale, -scaled_begin); }
@@ -124,6 +136,21 @@ GRAFT_VEC vf load_s8(const std::byte* p) {
   return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #else
   return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#endif
+}
+
+// 2^(e - 128) of kLanes bytes e: of 0 and 1 it is a denormal number, whose only bit lies in the mantissa.
+GRAFT_VEC vf load_powers(const std::byte* p) {
+#if defined(__AVX512VNNI__)
+  const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+  const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+  return (vf)_mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(e, _mm512_set1_epi32(1)), small, normal);
+#else
+  const __m256i e = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+  const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+  return (vf)_mm256_blendv_epi8(small, normal, _mm256_cmpgt_epi32(e, _mm256_set1_epi32(1)));
 #endif
 }
 
@@ -161,6 +188,7 @@ enum class Scales {
   minimums,  // u8 scale and minimum for a block, f16 units of both
   s8,        // s8 scale for a block, and an f16 unit
   halves,    // s8 scale for half a block, and an f16 unit
+  powers,    // u8 exponent of the scale of a block
 };
 
 // How a format is decoded: its zero point, how scales are stored, and how stored bytes become quants: low() gives
@@ -210,6 +238,14 @@ struct IQ4_NL : Q4_0 {
 struct IQ4_XS : IQ4_NL {
   static constexpr PanelFormat kFormat = PanelFormat::iq4_xs;
   static constexpr Scales kScales = Scales::s8;
+};
+
+struct MXFP4 : Q4_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::mxfp4;
+  static constexpr int kZero = kZeroOfMxfp4;
+  static constexpr Scales kScales = Scales::powers;
+  GRAFT_VEC vb low(vb x, vb, int) { return mxfp4_values(low_half(x)); }
+  GRAFT_VEC vb high(vb x, vb, int) { return mxfp4_values(high_half(x)); }
 };
 
 // Distance to the bytes read `ahead` bytes later than byte `at`, for `panels` panels read side by side, each of
@@ -301,8 +337,19 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
         for (int m = 0; m < M; ++m) total[m][n] = fma(-minimum, splat(row_sum[m * blocks + b]), total[m][n]);
       } else if (F::kScales == Scales::s8) {
         s = load_s8(at + g * 16 + lane) * unit[n];
+      } else if (F::kScales == Scales::powers) {
+        s = load_powers(at + g * 16 + lane);
       } else {
         s = load_scales(at + g * 32, n % kParts);
+      }
+      if constexpr (F::kScales == Scales::powers) {
+        // The bias times a large power would be infinite.
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+          const vf product = ((vf)sums[m][n] - splat(kSumBeginAsFloat)) * s;
+          total[m][n] = fma(product, splat(scale[m * blocks + b]), total[m][n]);
+        }
+        continue;
       }
       const vf begin = s * splat(kSumBeginAsFloat);
 #pragma GCC unroll 8
@@ -460,8 +507,8 @@ template <typename F>
 constexpr Products kProductsOf = {F::kFormat, F::kZero, F::kScales, tiles_of<F>};
 
 // In the order of PanelFormat.
-constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>,   kProductsOf<Q4_K>,  kProductsOf<Q6_K>,
-                                  kProductsOf<Q5_K>, kProductsOf<IQ4_NL>, kProductsOf<IQ4_XS>};
+constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>,   kProductsOf<Q4_K>,   kProductsOf<Q6_K>,
+                                  kProductsOf<Q5_K>, kProductsOf<IQ4_NL>, kProductsOf<IQ4_XS>, kProductsOf<MXFP4>};
 static_assert(std::ranges::equal(kProducts, kPanelLayouts, {}, &Products::format, &PanelLayout::format));
 
 void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,

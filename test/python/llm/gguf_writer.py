@@ -25,6 +25,7 @@ TYPES = {  # as ggml numbers them
     "q6_K": 14,
     "iq4_nl": 20,
     "iq4_xs": 23,
+    "mxfp4": 39,
 }
 _quiet: list[Any] = []
 
