@@ -169,8 +169,8 @@ class Engine:
         model = _C.LanguageModel.of_program(self.program, architecture, self.vocab_size, length)
         return _C.BatchGenerator(
             model, threads=self._threads, rows=rows, length=length, kv_type=self._kv_dtype,
-            prefill_chunk_size=512, buckets=list(self.buckets), stages=[], secret="", prefix_cache_bytes=0,
-            prefix_cache_file="",
+            prefill_chunk_size=512, buckets=list(self.buckets), stages=[], secret="", pictures=1,
+            prefix_cache_bytes=0, prefix_cache_file="",
         )  # fmt: skip
 
     def adopt(self, session: _C.Session) -> None:
