@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from peers.ik_llama_cpp import IkLlamaCpp
 from peers.language import BatchPeer
+from peers.llama_cpp import SETTINGS
 
 
-class IkLlamaCppBatch(BatchPeer, IkLlamaCpp):
+class IkLlamaCppBatch(IkLlamaCpp, BatchPeer):
     sequences = 8
-
-    feed_all = IkLlamaCpp.feed_all
+    settings = [(flash, ubatch) for flash, ubatch in SETTINGS if not flash]  # which ends in an assertion there
 
 
 PEER = IkLlamaCppBatch()

@@ -24,6 +24,8 @@ class LlamaCpp(LanguagePeer):
     packages = ("llama-cpp-python",)
     environment = "language"
     sequences = 1
+    settings = SETTINGS
+    flash = "flash_attn_type"  # the parameter of contexts
 
     def prepare(self, source: Any, folder: Path) -> None:
         link = folder / "model.gguf"
@@ -41,12 +43,18 @@ class LlamaCpp(LanguagePeer):
         lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
         lib.llama_backend_init()
         print("llama.cpp:", lib.llama_print_system_info().decode(), file=sys.stderr)
-        self._model = lib.llama_model_load_from_file(str(folder / "model.gguf").encode(), lib.llama_model_default_params())
+        self._load(folder, lib.llama_model_default_params(), threads)
+
+    def _load(self, folder: Path, params: Any, threads: int) -> None:
+        """With the fastest of the settings."""
+        lib, name = self._lib, self.packages[0]
+        self._model = lib.llama_model_load_from_file(str(folder / "model.gguf").encode(), params)
         if not self._model:
-            raise RuntimeError("llama.cpp does not load the file")
+            raise RuntimeError(f"{name} does not load the file")
         self._width = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        self._batch = lib.llama_batch_init(CONTEXT, 0, 1)
         seconds = {}
-        for setting in SETTINGS:
+        for setting in self.settings:
             self._context = self._open(*setting, threads)
             self.feed(list(range(8)), 0)
             start = time.perf_counter()
@@ -55,8 +63,8 @@ class LlamaCpp(LanguagePeer):
                 self.feed(list(range(512)), 0)
             seconds[setting] = time.perf_counter() - start
             lib.llama_free(self._context)
-        best = min(seconds, key=seconds.get)
-        print("llama.cpp: seconds by (flash attention, ubatch):", seconds, "chosen:", best, file=sys.stderr)
+        best = min(seconds, key=seconds.__getitem__)
+        print(f"{name}: seconds by (flash attention, ubatch):", seconds, "chosen:", best, file=sys.stderr)
         self._context = self._open(*best, threads)
 
     def _open(self, flash: int, ubatch: int, threads: int) -> Any:
@@ -66,7 +74,7 @@ class LlamaCpp(LanguagePeer):
         params.n_seq_max = self.sequences
         params.n_ubatch = ubatch
         params.n_threads = params.n_threads_batch = threads
-        params.flash_attn_type = flash
+        setattr(params, self.flash, flash)
         return self._lib.llama_init_from_model(self._model, params)
 
     def clear(self) -> None:
@@ -78,6 +86,24 @@ class LlamaCpp(LanguagePeer):
         if lib.llama_decode(self._context, lib.llama_batch_get_one(array, len(tokens))) != 0:
             raise RuntimeError(f"llama_decode of {len(tokens)} tokens failed")
         return np.ctypeslib.as_array(lib.llama_get_logits_ith(self._context, -1), (self._width,))
+
+    def feed_all(self, tokens: np.ndarray, past: int) -> Any:
+        """Of [sequences, n] tokens, the logits of the last of each."""
+        batch, (sequences, count) = self._batch, tokens.shape
+        for sequence in range(sequences):
+            for i in range(count):
+                n = sequence * count + i
+                batch.token[n] = int(tokens[sequence, i])
+                batch.pos[n] = past + i
+                batch.n_seq_id[n] = 1
+                batch.seq_id[n][0] = sequence
+                batch.logits[n] = i == count - 1
+        batch.n_tokens = sequences * count
+        if self._lib.llama_decode(self._context, batch) != 0:
+            raise RuntimeError(f"llama_decode of {sequences} times {count} tokens failed")
+        last = [sequence * count + count - 1 for sequence in range(sequences)]
+        rows = [self._lib.llama_get_logits_ith(self._context, n) for n in last]
+        return [np.ctypeslib.as_array(row, (self._width,)) for row in rows]
 
 
 PEER = LlamaCpp()
