@@ -240,13 +240,10 @@ class GeneralEngine:
         try:
             traced = self._traced(flat, grown)
         except ExportError as e:
-            small = frozenset(path for path, tensor in zip(flat.paths, flat.tensors) if _tells_sizes(path, tensor))
-            if not small <= self._valued:
-                self._valued |= small
-            elif not self._decides and decides_by_values(e):
-                self._decides = True
-            else:
+            if not self._more_is_known(flat, e):
                 raise
+            traced = None
+        if traced is None:  # after the first error, which would be taken for the cause of a second one
             flat.__dict__.update(vars(self._flat(given)))
             return self._program(flat, given, tried, grown)
         if (counted := _counted(flat, traced)) - self._counters:
@@ -275,6 +272,17 @@ class GeneralEngine:
                 stacklevel=6,
             )
         return loaded, sizes
+
+    def _more_is_known(self, flat: Flat, error: ExportError) -> bool:
+        """Whether traces have values from now on that they did not have: of small arguments, then of all."""
+        small = frozenset(path for path, tensor in zip(flat.paths, flat.tensors) if _tells_sizes(path, tensor))
+        if not small <= self._valued:
+            self._valued |= small
+            return True
+        if not self._decides and decides_by_values(error):
+            self._decides = True
+            return True
+        return False
 
     def _traced(self, flat: Flat, grown_too: bool) -> Traced:
         """For any batch where the model's code admits it, and `grown_too`."""

@@ -58,13 +58,15 @@ def _at_once(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Numbers(TorchFunctionMode):
-    """Within it, known sizes of tensors that are made are numbers: PyTorch asks no subclass there. So are quotients of
-    sizes, of which torch.div makes tensors."""
+    """Within it, known sizes of tensors that are made, or seen in another shape, are numbers, and copies of known tensors
+    are known: PyTorch asks no subclass there. Quotients of sizes, of which torch.div makes tensors, are numbers too."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in _FACTORIES:
+        if function in _SIZED:
             args, kwargs = tree_map_only(Known, _number, (args, kwargs))
+        if function in _COPIES and _all_known(args, kwargs):
+            return _at_once(function, args, kwargs)
         if function is torch.div and kwargs.get("rounding_mode") and all(isinstance(one, (int, torch.SymInt)) for one in args):
             return args[0] // args[1]
         return function(*args, **kwargs)
@@ -92,7 +94,12 @@ def _helped(function: Any, *args: Any, **kwargs: Any) -> Any:
     return _at_once(function, args, kwargs) if _all_known(args, kwargs) else function(*args, **kwargs)
 
 
-_FACTORIES = {torch.arange, torch.empty, torch.full, torch.linspace, torch.ones, torch.zeros}
+_SIZED = {
+    *(torch.arange, torch.empty, torch.full, torch.linspace, torch.ones, torch.zeros),
+    *(torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.expand, torch.Tensor.repeat, torch.Tensor.split, torch.split),
+}
+
+_COPIES = {torch.as_tensor, torch.asarray, torch.tensor}
 
 
 def _number(known: Known) -> Any:

@@ -32,6 +32,29 @@ def test_code_may_read_them_in_a_trace():
     assert torch.equal(program.module()(x), expected)
 
 
+GRIDS = Known.of(torch.tensor([[4, 8], [4, 4]]))
+
+
+class Merges(torch.nn.Module):
+    """As Mistral 3 merges patches: each picture seen as its rows and columns, then cut by numbers of a copy of the sizes."""
+
+    def forward(self, x):
+        sizes = [(rows // 2, columns // 2) for rows, columns in GRIDS]
+        parts = x.split([rows * columns for rows, columns in sizes])
+        grids = [part.view(*size, 3).permute(2, 0, 1).unsqueeze(0) for part, size in zip(parts, sizes)]
+        merged = torch.cat([torch.nn.functional.unfold(grid, 2, stride=2).flatten(0, 1).t() for grid in grids])
+        counts = (torch.as_tensor(GRIDS, device=x.device) // 4).prod(-1).tolist()
+        return [part.sum(0) for part in torch.split(merged, counts)]
+
+
+def test_tensors_are_cut_and_seen_by_them():
+    x = torch.randn(12, 3)
+    with known_values.Numbers():
+        program = torch.export.export(Merges(), (x,), strict=False)
+        expected = Merges()(x)
+    assert len(expected) == 2 and all(torch.equal(a, b) for a, b in zip(program.module()(x), expected))
+
+
 def test_beside_other_tensors_they_are_constants():
     known = Known.of(GRID)
     assert type(known + 1) is Known and type(known.prod(-1)) is Known and known.prod(-1).tolist() == [24, 8]

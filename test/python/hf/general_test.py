@@ -203,3 +203,17 @@ def test_many_programs_are_told_of(monkeypatch):
         warnings.simplefilter("ignore")
         compiled(ids_of(2, 5), output_attentions=True)
     assert compiled.graft.stats()["dropped"] == before["dropped"] + 1
+
+
+def test_the_last_trace_says_why(monkeypatch):
+    """An error is not told by what an earlier trace, with fewer values, could not hold."""
+    compiled = graft.compile(MODELS["own attention"].make(), threads=1)
+    errors = [graft.ExportError("of sizes"), graft.ExportError("of the grid")]
+
+    def traced(*args):
+        raise errors.pop(0)
+
+    monkeypatch.setattr(general.GeneralEngine, "_traced", traced)
+    with pytest.raises(graft.ExportError, match="of the grid") as raised:
+        compiled(ids_of(1, 5), token_kinds=torch.zeros(1, dtype=torch.int64))
+    assert raised.value.__context__ is None and not errors
