@@ -63,8 +63,11 @@ class Numbers(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function in _SIZED:
+        if function in _FACTORIES:
             args, kwargs = tree_map_only(Known, _number, (args, kwargs))
+        if function in _VIEWS:
+            args = (args[0], *tree_map_only(Known, _number, args[1:]))
+            kwargs = tree_map_only(Known, _number, kwargs)
         if function in _COPIES and _all_known(args, kwargs):
             return _at_once(function, args, kwargs)
         if function is torch.div and kwargs.get("rounding_mode") and all(isinstance(one, (int, torch.SymInt)) for one in args):
@@ -94,10 +97,8 @@ def _helped(function: Any, *args: Any, **kwargs: Any) -> Any:
     return _at_once(function, args, kwargs) if _all_known(args, kwargs) else function(*args, **kwargs)
 
 
-_SIZED = {
-    *(torch.arange, torch.empty, torch.full, torch.linspace, torch.ones, torch.zeros),
-    *(torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.expand, torch.Tensor.repeat, torch.Tensor.split, torch.split),
-}
+_FACTORIES = {torch.arange, torch.empty, torch.full, torch.linspace, torch.ones, torch.zeros}
+_VIEWS = {torch.Tensor.view, torch.Tensor.reshape, torch.Tensor.expand, torch.Tensor.repeat, torch.Tensor.split, torch.split}
 
 _COPIES = {torch.as_tensor, torch.asarray, torch.tensor}
 

@@ -43,7 +43,7 @@ class Merges(torch.nn.Module):
         parts = x.split([rows * columns for rows, columns in sizes])
         grids = [part.view(*size, 3).permute(2, 0, 1).unsqueeze(0) for part, size in zip(parts, sizes)]
         merged = torch.cat([torch.nn.functional.unfold(grid, 2, stride=2).flatten(0, 1).t() for grid in grids])
-        counts = (torch.as_tensor(GRIDS, device=x.device) // 4).prod(-1).tolist()
+        counts = (torch.as_tensor(GRIDS.view(GRIDS[1, 0] // 2, 2), device=x.device) // 4).prod(-1).tolist()
         return [part.sum(0) for part in torch.split(merged, counts)]
 
 
