@@ -173,7 +173,12 @@ def test_chat(server):
     answer = server.good("/v1/chat/completions", messages=messages, temperature=0, max_completion_tokens=20)
     ids = server.good("/tokenize", content=prompt)["tokens"]
     text = server.complete(ids, temperature=0, max_tokens=20)["choices"][0]["text"]
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": text, "refusal": None}
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": text,
+        "refusal": None,
+        "annotations": [],
+    }
     assert answer["object"] == "chat.completion" and answer["id"].startswith("chatcmpl-")
     assert answer["usage"]["prompt_tokens"] == len(ids)
     events = server.events("/v1/chat/completions", messages=messages, temperature=0, max_completion_tokens=20)[:-1]
@@ -186,7 +191,7 @@ def test_chat(server):
 def test_a_second_turn_reads_only_what_is_new(server):
     messages = [{"role": "user", "content": "Tell me a long story about a cat and a dog. " * 4}]
     first = server.good("/v1/chat/completions", messages=messages, temperature=0, max_tokens=10)
-    messages += [first["choices"][0]["message"] | {"refusal": None}, {"role": "user", "content": "More"}]
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "More"}]
     second = server.good("/v1/chat/completions", messages=messages, temperature=0, max_tokens=10)
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert first["usage"]["prompt_tokens"] - 2 <= cached < second["usage"]["prompt_tokens"]

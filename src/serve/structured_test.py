@@ -257,7 +257,8 @@ def test_tags_that_are_special_tokens_are_found(tmp_path):
 
 def test_reasoning_is_split_out(tools):
     answer = forced(tools, "thinker", "<think>\nOne, two.\n</think>\n\nThree.")
-    assert answer["message"] == {"role": "assistant", "content": "Three.", "refusal": None, "reasoning_content": "One, two."}
+    message = {"role": "assistant", "content": "Three.", "refusal": None, "annotations": [], "reasoning_content": "One, two."}
+    assert answer["message"] == message
     answer = forced(tools, "thinker", "<think>a</think>\n<tool_call>{\"name\": \"clock\"}</tool_call>", tools=[TOOLS[1]])
     assert answer["message"]["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
     assert answer["message"]["reasoning_content"] == "a" and answer["message"]["content"] is None

@@ -17,7 +17,8 @@ class ChatFormat : public TextFormat {
   Json first_part() const override { return {{"delta", {{"role", "assistant"}, {"content", nullptr}}}}; }
   Json part(const std::string& text) const override { return {{"delta", {{"content", text}}}}; }
   Json whole(const std::string& text) const override {
-    return {{"message", {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}}}};
+    Json message = {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}, {"annotations", Json::array()}};
+    return {{"message", std::move(message)}};
   }
 
   Json part(const AnswerPart& part, const CallIds& calls) const override {

@@ -111,6 +111,7 @@ Json message_of(const Json& given, const std::string& path, const LanguageModelI
   if (const auto name = fields.text("name")) message["name"] = *name;
   fields.refuse("function_call", "is not supported; 'tool_calls' is");
   fields.refuse("refusal", "is not supported");
+  fields.refuse_unless("annotations", Json::array());
   fields.refuse("audio", "is not supported");
   fields.end();
   return message;
