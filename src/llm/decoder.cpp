@@ -68,6 +68,13 @@ SessionOptions session_options(const DecoderOptions& options, const stage::First
   return session;
 }
 
+// Of a call of one row: without the rows of the cache, and with that row's adapter.
+RunOptions of_row(RunOptions options, std::size_t row) {
+  options.kv_rows = {};
+  if (options.adapters.size() > 1) options.adapters = options.adapters.subspan(row, 1);
+  return options;
+}
+
 }  // namespace
 
 Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options)
@@ -174,9 +181,7 @@ bool Decoder::Impl::see_images(std::span<const std::int64_t> sequences, std::spa
     } else if (end > images.prepared->begin) {
       any = true;
       if (!images.features.empty()) continue;
-      RunOptions of_tower = run_options;
-      of_tower.kv_rows = {};
-      if (run_options.adapters.size() > 1) of_tower.adapters = run_options.adapters.subspan(r, 1);
+      const RunOptions of_tower = of_row(run_options, r);
       const LanguageModelInfo& info = model->info();
       images.features = images.prepared->sounds ? llm::encode_audio(session, *info.audio, *images.prepared, of_tower)
                                                 : llm::encode_images(session, *info.images, *images.prepared, of_tower);
@@ -199,16 +204,14 @@ bool Decoder::Impl::store_images(std::span<const std::int64_t> sequences, std::s
     const llm::PreparedImages* prepared = images_[sequence].prepared.get();
     if (!prepared || rows[r].empty()) continue;
     any = true;
-    RunOptions of_row = run_options;
-    of_row.kv_rows = {};
-    if (run_options.adapters.size() > 1) of_row.adapters = run_options.adapters.subspan(r, 1);
-    const Adapter* adapter = of_row.adapters.empty() ? nullptr : of_row.adapters[0];
+    const RunOptions of_store = of_row(run_options, r);
+    const Adapter* adapter = of_store.adapters.empty() ? nullptr : of_store.adapters[0];
     const Source wanted{prepared->digest, adapter ? adapter->id() : 0, true};
     Source& source = sources_[sequence];
     if (source.whole && source.digest == wanted.digest && source.adapter == wanted.adapter) continue;
     check_room(*prepared);
     source.whole = false;
-    llm::store_images(session, *model->info().images, *prepared, sequences[r], of_row);
+    llm::store_images(session, *model->info().images, *prepared, sequences[r], of_store);
     source = wanted;
   }
   return any;

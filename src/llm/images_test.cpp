@@ -12,20 +12,12 @@ namespace graft {
 namespace {
 
 using test::expect_error;
+using test::logits_of;
 using test::SmallPictureModel;
+using test::tokens_of;
 using Ids = std::vector<std::int64_t>;
 
 constexpr std::int64_t kImage = SmallPictureModel::kImage;
-
-Ids tokens_of(TextGenerator& generator, const ImagePrompt& prompt, std::int64_t count = 12) {
-  return generator.generate(prompt, {.max_new_tokens = count}).tokens;
-}
-
-std::vector<float> logits_of(Decoder& decoder, const ImagePrompt& prompt) {
-  std::vector<float> all;
-  decoder.score(prompt, [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
-  return all;
-}
 
 TEST(Images, PlaceholdersStandForRowsOfFeatures) {
   const SmallPictureModel small;
@@ -287,26 +279,10 @@ TEST(Images, BatchesAndTheirPrefixCache) {
   text += "<image> 3t <image> 4t";  // a picture on both sides of the end of the cache's first block
   const Image one = SmallPictureModel::picture(4, 4, 1), two = SmallPictureModel::picture(4, 4, 2);
   const std::vector<std::vector<Image>> asked{{one, two}, {two, two}, {one, one}, {one, two}};
-  const DecoderOptions options{.threads = 1, .rows = 2, .prefill_chunk_size = 32};
-  const std::uint64_t bytes = 20 * PrefixCacheOptions::block_bytes(small.pictures, options);
-  BatchGenerator batch(small.pictures, options, {bytes, {}});
-  Ids reused;
-  for (int round = 0; round < 2; ++round)
-    for (const auto& images : asked) {
-      const ImagePrompt prompt = small.pictures->encode_with_images(text, images);
-      TextGenerator fresh(small.pictures, {.threads = 1});
-      const auto id = batch.submit(prompt, {.max_new_tokens = 8}, RequestOptions());
-      const auto other = batch.submit({1, 2, 3}, {.max_new_tokens = 8});
-      while (batch.step()) {
-      }
-      reused.push_back(batch.state(id).reused_tokens);
-      EXPECT_EQ(batch.take(id)->tokens, tokens_of(fresh, prompt, 8));
-      batch.take(other);
-    }
+  const Ids reused = test::reused_in_batches(small.pictures, text, asked);
   EXPECT_EQ(reused[0], 0);
   EXPECT_LT(reused[1], 63);  // what stands before the first picture, at most
   EXPECT_GE(reused[3], 64);  // a block with the beginning of the first picture
-  EXPECT_GT(batch.prefix_cache().restored, 0U);
 }
 
 TEST(Images, ASequenceIsNotCutWithinThem) {

@@ -13,24 +13,16 @@ namespace graft {
 namespace {
 
 using test::expect_error;
+using test::logits_of;
 using test::SmallAttendedModel;
 using test::SmallPictureModel;
+using test::tokens_of;
 using Ids = std::vector<std::int64_t>;
 
 constexpr std::int64_t kImage = SmallAttendedModel::kImage;
 
 Image picture(std::int64_t height, std::int64_t width, unsigned seed) {
   return SmallPictureModel::picture(height, width, seed);
-}
-
-std::vector<float> logits_of(Decoder& decoder, const ImagePrompt& prompt) {
-  std::vector<float> all;
-  decoder.score(prompt, [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
-  return all;
-}
-
-Ids tokens_of(TextGenerator& generator, const ImagePrompt& prompt) {
-  return generator.generate(prompt, {.max_new_tokens = 12}).tokens;
 }
 
 TEST(Canvas, IsTheOneThatAPictureFitsBest) {
@@ -143,25 +135,9 @@ TEST(SourceImages, BatchesAndTheirPrefixCache) {
   text += "<image> 3t <image> 4t 5t 6t";
   const Image one = picture(4, 4, 1), two = picture(4, 8, 2);
   const std::vector<std::vector<Image>> asked{{one, two}, {two, two}, {one, one}, {one, two}};
-  const DecoderOptions options{.threads = 1, .rows = 2, .prefill_chunk_size = 32};
-  const std::uint64_t bytes = 20 * PrefixCacheOptions::block_bytes(small.pictures, options);
-  BatchGenerator batch(small.pictures, options, {bytes, {}});
-  Ids reused;
-  for (int round = 0; round < 2; ++round)
-    for (const auto& images : asked) {
-      const ImagePrompt prompt = small.pictures->encode_with_images(text, images);
-      TextGenerator fresh(small.pictures, {.threads = 1});
-      const auto id = batch.submit(prompt, {.max_new_tokens = 12}, RequestOptions());
-      const auto other = batch.submit({1, 2, 3}, {.max_new_tokens = 12});
-      while (batch.step()) {
-      }
-      reused.push_back(batch.state(id).reused_tokens);
-      EXPECT_EQ(batch.take(id)->tokens, tokens_of(fresh, prompt));
-      EXPECT_EQ(batch.take(other)->tokens, fresh.generate(Ids{1, 2, 3}, {.max_new_tokens = 12}).tokens);
-    }
+  const Ids reused = test::reused_in_batches(small.pictures, text, asked);
   EXPECT_EQ((Ids{reused[0], reused[1], reused[2]}), (Ids{0, 0, 0}));
   EXPECT_GE(reused[3], 64);
-  EXPECT_GT(batch.prefix_cache().restored, 0U);
 }
 
 TEST(SourceImages, NoRunIsPlannedAfterThoseOfAPicture) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <functional>
 #include <random>
@@ -284,6 +286,44 @@ inline std::vector<std::int64_t> some_ids(std::size_t count, unsigned seed) {
   for (std::size_t i = 0; i < count; ++i)
     ids.push_back(static_cast<std::int64_t>(rng() % SmallLanguageModel::kVocabulary));
   return ids;
+}
+
+// Of all tokens of the prompt, one row after another.
+inline std::vector<float> logits_of(Decoder& decoder, const ImagePrompt& prompt) {
+  std::vector<float> all;
+  decoder.score(prompt, [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
+  return all;
+}
+
+inline std::vector<std::int64_t> tokens_of(TextGenerator& generator, const ImagePrompt& prompt,
+                                           std::int64_t count = 12) {
+  return generator.generate(prompt, {.max_new_tokens = count}).tokens;
+}
+
+// Asks one batch with a prefix cache twice for this text with each of these pictures, beside another text: the answers
+// are those of generators of their own. Returns how many tokens of each prompt were there already.
+inline std::vector<std::int64_t> reused_in_batches(const std::shared_ptr<const LanguageModel>& model,
+                                                   const std::string& text,
+                                                   const std::vector<std::vector<Image>>& pictures) {
+  constexpr std::int64_t kTokens = 12;
+  const std::vector<std::int64_t> plain{1, 2, 3};
+  const DecoderOptions options{.threads = 1, .rows = 2, .prefill_chunk_size = 32};
+  BatchGenerator batch(model, options, {20 * PrefixCacheOptions::block_bytes(model, options), {}});
+  std::vector<std::int64_t> reused;
+  for (int round = 0; round < 2; ++round)
+    for (const auto& images : pictures) {
+      const ImagePrompt prompt = model->encode_with_images(text, images);
+      TextGenerator fresh(model, {.threads = 1});
+      const auto id = batch.submit(prompt, {.max_new_tokens = kTokens}, RequestOptions());
+      const auto other = batch.submit(plain, {.max_new_tokens = kTokens});
+      while (batch.step()) {
+      }
+      reused.push_back(batch.state(id).reused_tokens);
+      EXPECT_EQ(batch.take(id)->tokens, tokens_of(fresh, prompt, kTokens));
+      EXPECT_EQ(batch.take(other)->tokens, fresh.generate(plain, {.max_new_tokens = kTokens}).tokens);
+    }
+  EXPECT_GT(batch.prefix_cache().restored, 0U);
+  return reused;
 }
 
 }  // namespace graft::test
