@@ -144,8 +144,8 @@ TEST_F(StoredWeightsRun, PanelsTakeThePlaceOfBlocks) {
     expect_results(graph.build_with(data, false), data, false);
     const ProgramStats stats = graph.build_with(data)->stats();
     packed += stats.packed_count;
-    // 24 rows are padded to 32; q4_K's scales take a little more.
-    EXPECT_LE(stats.packed_bytes, data.bytes.size() * 32 / 24 * 103 / 100);
+    // 24 rows are padded to 32; scales of 6 bits take 8 (q3_K has the most of them).
+    EXPECT_LE(stats.packed_bytes, data.bytes.size() * 32 / 24 * 104 / 100);
   }
   EXPECT_EQ(packed > 0, simd::panels() != nullptr);
 }

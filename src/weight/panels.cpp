@@ -89,6 +89,20 @@ void unpack_f16(const ToRows& rows, i64 to, i64 column, const std::byte* scales)
   for (i64 c = 0; c < 4; ++c) std::memcpy(rows[static_cast<std::size_t>(c)] + to, scales + (column + c) * 2, 2);
 }
 
+// Copies two bytes of each block, one for each 16 elements, at offset `from` of ggml's.
+void pack_two_bytes(const FromRows& rows, i64 from, i64 column, i64 block, std::byte* scales) {
+  for (i64 c = 0; c < 4; ++c) {
+    for (i64 s = 2 * block; s < 2 * block + 2; ++s)
+      scales[s * kPanelColumns + column + c] = rows[static_cast<std::size_t>(c)][from + s];
+  }
+}
+void unpack_two_bytes(const ToRows& rows, i64 to, i64 column, i64 block, const std::byte* scales) {
+  for (i64 c = 0; c < 4; ++c) {
+    for (i64 s = 2 * block; s < 2 * block + 2; ++s)
+      rows[static_cast<std::size_t>(c)][to + s] = scales[s * kPanelColumns + column + c];
+  }
+}
+
 // The nibble of element i of a block of a column whose quants begin at `quants`.
 int half_at(const std::byte* quants, i64 i) {
   const unsigned byte = u8_at(quants + i % 16 / 4 * kPanelVectorBytes + i % 4);
@@ -100,6 +114,70 @@ void put_halves(std::byte* to, Words words, bool high) {
   const Words first = words & 0x0f0f0f0fU, second = words >> 4 & 0x0f0f0f0fU;
   put(to, high ? words_at(to) | first << 4 : first);
   put(to + 16, high ? words_at(to + 16) | second << 4 : second);
+}
+
+// Two bits of each element of a block, which ggml has at offset `from` of its own: 32 bytes for each four blocks, two
+// bits of a byte for each of those. Here two vectors, each of half a block.
+void pack_pairs(const FromRows& rows, i64 from, i64 column, i64 block, std::byte* vectors) {
+  for (i64 c = 0; c < 4; ++c) {
+    for (i64 h = 0; h < 2; ++h) {
+      const Words bits = words_at(rows[static_cast<std::size_t>(c)] + from + block / 4 * 32 + h * 16) >>
+                             static_cast<unsigned>(block % 4 * 2) &
+                         0x03030303U;
+      const std::uint32_t word = bits[0] | bits[1] << 2 | bits[2] << 4 | bits[3] << 6;
+      std::memcpy(vectors + h * kPanelVectorBytes + (column + c) * 4, &word, sizeof(word));
+    }
+  }
+}
+void unpack_pairs(const ToRows& rows, i64 to, i64 column, i64 block, const std::byte* vectors) {
+  for (i64 c = 0; c < 4; ++c) {
+    for (i64 h = 0; h < 2; ++h) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, vectors + h * kPanelVectorBytes + (column + c) * 4, sizeof(word));
+      const Words bits = (Words{word, word >> 2, word >> 4, word >> 6} & 0x03030303U)
+                         << static_cast<unsigned>(block % 4 * 2);
+      std::byte* pairs = rows[static_cast<std::size_t>(c)] + to + block / 4 * 32 + h * 16;
+      put(pairs, block % 4 == 0 ? bits : words_at(pairs) | bits);
+    }
+  }
+}
+
+// Those of element i of a block of a column.
+int pair_at(const std::byte* vectors, i64 column, i64 i) {
+  const unsigned byte = u8_at(vectors + i / 16 * kPanelVectorBytes + column * 4 + i % 4);
+  return static_cast<int>(byte >> (i % 16 / 4 * 2) & 3);
+}
+
+// One bit of each element, which ggml has at offset `from` of its block: 32 bytes, a bit of a byte for each of eight
+// blocks. Here one vector for a block.
+void pack_bits(const FromRows& rows, i64 from, i64 column, i64 block, std::byte* vector) {
+  for (i64 c = 0; c < 4; ++c) {
+    std::uint32_t word = 0;
+    for (unsigned i = 0; i < 8; ++i) {
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, rows[static_cast<std::size_t>(c)] + from + i * 4, sizeof(bits));
+      word |= (bits >> block & 0x01010101U) << i;
+    }
+    std::memcpy(vector + (column + c) * 4, &word, sizeof(word));
+  }
+}
+void unpack_bits(const ToRows& rows, i64 to, i64 column, i64 block, const std::byte* vector) {
+  for (i64 c = 0; c < 4; ++c) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, vector + (column + c) * 4, sizeof(word));
+    for (unsigned i = 0; i < 8; ++i) {
+      std::byte* row = rows[static_cast<std::size_t>(c)] + to + i * 4;
+      std::uint32_t bits = 0;
+      if (block > 0) std::memcpy(&bits, row, sizeof(bits));
+      bits |= (word >> i & 0x01010101U) << block;
+      std::memcpy(row, &bits, sizeof(bits));
+    }
+  }
+}
+
+// That of element i of a block of a column.
+int bit_at(const std::byte* vector, i64 column, i64 i) {
+  return static_cast<int>(u8_at(vector + column * 4 + i % 4) >> (i / 4) & 1);
 }
 
 // One struct per format: packs and unpacks a block of 32 elements of four columns, and gives the values of one column
@@ -250,104 +328,66 @@ struct Q5_K {
   static constexpr PanelFormat kFormat = PanelFormat::q5_k;
   static constexpr i64 kHigh = 4 * kPanelVectorBytes;  // offset of the fifth bits, after the nibbles
 
-  // ggml's 32 bytes of fifth bits have one bit of each of the eight blocks.
   static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
     pack_halves_of_k(rows, 48, column, offsets, panel);
-    for (i64 c = 0; c < 4; ++c) {
-      std::uint32_t word = 0;
-      for (unsigned i = 0; i < 8; ++i) {
-        std::uint32_t bits = 0;
-        std::memcpy(&bits, rows[static_cast<std::size_t>(c)] + 16 + i * 4, sizeof(bits));
-        word |= (bits >> offsets.in_group & 0x01010101U) << i;
-      }
-      std::memcpy(panel + offsets.quants + kHigh + (column + c) * 4, &word, sizeof(word));
-    }
+    pack_bits(rows, 16, column, offsets.in_group, panel + offsets.quants + kHigh);
     ScalesOfK::pack(rows, column, offsets, panel);
   }
 
   static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
     unpack_halves_of_k(rows, 48, column, offsets, panel);
-    for (i64 c = 0; c < 4; ++c) {
-      std::uint32_t word = 0;
-      std::memcpy(&word, panel + offsets.quants + kHigh + (column + c) * 4, sizeof(word));
-      for (unsigned i = 0; i < 8; ++i) {
-        std::byte* to = rows[static_cast<std::size_t>(c)] + 16 + i * 4;
-        std::uint32_t bits = 0;
-        if (offsets.in_group > 0) std::memcpy(&bits, to, sizeof(bits));
-        bits |= (word >> i & 0x01010101U) << offsets.in_group;
-        std::memcpy(to, &bits, sizeof(bits));
-      }
-    }
+    unpack_bits(rows, 16, column, offsets.in_group, panel + offsets.quants + kHigh);
     ScalesOfK::unpack(rows, column, offsets, panel);
   }
 
   static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
     const ScalesOfK s(column, offsets, panel);
-    const std::byte* quants = panel + offsets.quants + column * 4;
+    const std::byte* quants = panel + offsets.quants;
     for (i64 i = 0; i < kPanelBlock; ++i) {
-      const int high = static_cast<int>(u8_at(quants + kHigh + i % 4) >> (i / 4) & 1) << 4;
-      to[i] = s.scale * static_cast<float>(half_at(quants, i) | high) - s.minimum;
+      const int q = half_at(quants + column * 4, i) | bit_at(quants + kHigh, column, i) << 4;
+      to[i] = s.scale * static_cast<float>(q) - s.minimum;
     }
   }
 };
 
 struct Q6_K {
   static constexpr PanelFormat kFormat = PanelFormat::q6_k;
+  static constexpr i64 kHigh = 4 * kPanelVectorBytes;  // offset of the high two bits
 
   // 128 elements take 64 bytes of four bits and 32 of two: blocks 0 and 1 have the low nibbles of the former, blocks 2
   // and 3 the high ones; each has two bits of all of the latter.
   static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
     const i64 quarter = offsets.in_group % 4;
-    std::byte* quants = panel + offsets.quants + column * 4;
-    transpose(rows, quants, [&](const std::byte* from) {
+    std::byte* quants = panel + offsets.quants;
+    transpose(rows, quants + column * 4, [&](const std::byte* from) {
       const std::byte* low = from + offsets.in_group / 4 * 64 + quarter % 2 * 32;
       const unsigned shift = quarter < 2 ? 0 : 4;
       return halves(words_at(low) >> shift, words_at(low + 16) >> shift);
     });
+    pack_pairs(rows, 128, column, offsets.in_group, quants + kHigh);
     std::byte* scales = panel + offsets.scales;
-    for (i64 c = 0; c < 4; ++c) {
-      const std::byte* row = rows[static_cast<std::size_t>(c)];
-      for (i64 h = 0; h < 2; ++h) {
-        const Words bits =
-            words_at(row + 128 + offsets.in_group / 4 * 32 + h * 16) >> static_cast<unsigned>(2 * quarter) &
-            0x03030303U;
-        const std::uint32_t word = bits[0] | bits[1] << 2 | bits[2] << 4 | bits[3] << 6;
-        std::memcpy(quants + (4 + h) * kPanelVectorBytes + c * 4, &word, sizeof(word));
-        scales[(offsets.in_group * 2 + h) * kPanelColumns + column + c] = row[192 + offsets.in_group * 2 + h];
-      }
-    }
+    pack_two_bytes(rows, 192, column, offsets.in_group, scales);
     if (offsets.in_group == 0) pack_f16(rows, 208, column, scales + 256);
   }
 
   static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
     const i64 quarter = offsets.in_group % 4;
-    const std::byte* quants = panel + offsets.quants + column * 4;
-    transpose_back(quants, rows, [&](std::byte* to, Words words) {
+    const std::byte* quants = panel + offsets.quants;
+    transpose_back(quants + column * 4, rows, [&](std::byte* to, Words words) {
       put_halves(to + offsets.in_group / 4 * 64 + quarter % 2 * 32, words, quarter >= 2);
     });
+    unpack_pairs(rows, 128, column, offsets.in_group, quants + kHigh);
     const std::byte* scales = panel + offsets.scales;
-    for (i64 c = 0; c < 4; ++c) {
-      std::byte* to = rows[static_cast<std::size_t>(c)];
-      std::byte* high = to + 128 + offsets.in_group / 4 * 32;
-      for (i64 h = 0; h < 2; ++h) {
-        std::uint32_t word = 0;
-        std::memcpy(&word, quants + (4 + h) * kPanelVectorBytes + c * 4, sizeof(word));
-        const Words bits = (Words{word, word >> 2, word >> 4, word >> 6} & 0x03030303U)
-                           << static_cast<unsigned>(2 * quarter);
-        put(high + h * 16, quarter == 0 ? bits : words_at(high + h * 16) | bits);
-        to[192 + offsets.in_group * 2 + h] = scales[(offsets.in_group * 2 + h) * kPanelColumns + column + c];
-      }
-    }
+    unpack_two_bytes(rows, 192, column, offsets.in_group, scales);
     if (offsets.in_group == 0) unpack_f16(rows, 208, column, scales + 256);
   }
 
   static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
-    const std::byte* quants = panel + offsets.quants + column * 4;
+    const std::byte* quants = panel + offsets.quants;
     const std::byte* scales = panel + offsets.scales;
     const float unit = f16_at(scales + 256 + column * 2);
     for (i64 i = 0; i < kPanelBlock; ++i) {
-      const unsigned high = u8_at(quants + (4 + i / 16) * kPanelVectorBytes + i % 4) >> (i % 16 / 4 * 2) & 3;
-      const int q = half_at(quants, i) | static_cast<int>(high << 4);
+      const int q = half_at(quants + column * 4, i) | pair_at(quants + kHigh, column, i) << 4;
       to[i] =
           unit * s8_at(scales + (offsets.in_group * 2 + i / 16) * kPanelColumns + column) * static_cast<float>(q - 32);
     }
@@ -420,6 +460,88 @@ struct MXFP4 {
   }
 };
 
+struct Q2_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q2_k;
+
+  // ggml's block: a byte for each 16 elements, the quants, two f16 units.
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    pack_pairs(rows, 16, column, offsets.in_group, panel + offsets.quants);
+    std::byte* scales = panel + offsets.scales;
+    pack_two_bytes(rows, 0, column, offsets.in_group, scales);
+    if (offsets.in_group > 0) return;
+    pack_f16(rows, 80, column, scales + 256);
+    pack_f16(rows, 82, column, scales + 288);
+  }
+
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    unpack_pairs(rows, 16, column, offsets.in_group, panel + offsets.quants);
+    const std::byte* scales = panel + offsets.scales;
+    unpack_two_bytes(rows, 0, column, offsets.in_group, scales);
+    if (offsets.in_group > 0) return;
+    unpack_f16(rows, 80, column, scales + 256);
+    unpack_f16(rows, 82, column, scales + 288);
+  }
+
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const std::byte* scales = panel + offsets.scales;
+    const float unit = f16_at(scales + 256 + column * 2), unit_of_minimum = f16_at(scales + 288 + column * 2);
+    for (i64 i = 0; i < kPanelBlock; ++i) {
+      const unsigned both = u8_at(scales + (offsets.in_group * 2 + i / 16) * kPanelColumns + column);
+      const float scale = unit * static_cast<float>(both & 15),
+                  minimum = unit_of_minimum * static_cast<float>(both >> 4);
+      to[i] = scale * static_cast<float>(pair_at(panel + offsets.quants, column, i)) - minimum;
+    }
+  }
+};
+
+struct Q3_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q3_k;
+  static constexpr i64 kHigh = 2 * kPanelVectorBytes;  // offset of the third bits
+
+  // ggml's block: the third bits, the low two, six bits each of 16 scales, an f16 unit.
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    pack_pairs(rows, 32, column, offsets.in_group, panel + offsets.quants);
+    pack_bits(rows, 0, column, offsets.in_group, panel + offsets.quants + kHigh);
+    std::byte* scales = panel + offsets.scales;
+    for (i64 c = 0; c < 4; ++c) {
+      const std::byte* packed = rows[static_cast<std::size_t>(c)] + 96;
+      for (i64 s = 2 * offsets.in_group; s < 2 * offsets.in_group + 2; ++s) {
+        const unsigned low = u8_at(packed + s % 8) >> (s / 8 * 4) & 15,
+                       high = u8_at(packed + 8 + s % 4) >> (s / 4 * 2) & 3;
+        scales[s * kPanelColumns + column + c] = static_cast<std::byte>(static_cast<int>(low | high << 4) - 32);
+      }
+    }
+    if (offsets.in_group == 0) pack_f16(rows, 108, column, scales + 256);
+  }
+
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    unpack_pairs(rows, 32, column, offsets.in_group, panel + offsets.quants);
+    unpack_bits(rows, 0, column, offsets.in_group, panel + offsets.quants + kHigh);
+    const std::byte* scales = panel + offsets.scales;
+    for (i64 c = 0; c < 4; ++c) {
+      std::byte* packed = rows[static_cast<std::size_t>(c)] + 96;
+      if (offsets.in_group == 0) std::fill_n(packed, 12, std::byte{});
+      for (i64 s = 2 * offsets.in_group; s < 2 * offsets.in_group + 2; ++s) {
+        const unsigned scale = u8_at(scales + s * kPanelColumns + column + c) + 32;
+        packed[s % 8] |= static_cast<std::byte>((scale & 15) << (s / 8 * 4));
+        packed[8 + s % 4] |= static_cast<std::byte>((scale >> 4 & 3) << (s / 4 * 2));
+      }
+    }
+    if (offsets.in_group == 0) unpack_f16(rows, 108, column, scales + 256);
+  }
+
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const std::byte* quants = panel + offsets.quants;
+    const std::byte* scales = panel + offsets.scales;
+    const float unit = f16_at(scales + 256 + column * 2);
+    for (i64 i = 0; i < kPanelBlock; ++i) {
+      const int q = pair_at(quants, column, i) | bit_at(quants + kHigh, column, i) << 2;
+      to[i] =
+          unit * s8_at(scales + (offsets.in_group * 2 + i / 16) * kPanelColumns + column) * static_cast<float>(q - 4);
+    }
+  }
+};
+
 constexpr std::size_t kMostBlockBytes =
     static_cast<std::size_t>(std::ranges::max(kPanelLayouts, {}, &PanelLayout::bytes).bytes);
 
@@ -474,7 +596,8 @@ constexpr Packing kPackingOf = {F::kFormat, pack<F>, unpack<F>, row<F>};
 
 // In the order of PanelFormat.
 constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>,   kPackingOf<Q4_K>,   kPackingOf<Q6_K>,
-                                 kPackingOf<Q5_K>, kPackingOf<IQ4_NL>, kPackingOf<IQ4_XS>, kPackingOf<MXFP4>};
+                                 kPackingOf<Q5_K>, kPackingOf<IQ4_NL>, kPackingOf<IQ4_XS>, kPackingOf<MXFP4>,
+                                 kPackingOf<Q2_K>, kPackingOf<Q3_K>};
 static_assert(std::ranges::equal(kPackings, kPanelLayouts, {}, &Packing::format, &PanelLayout::format));
 
 const Packing& packing_of(PanelFormat format) { return kPackings[static_cast<std::size_t>(format)]; }

@@ -28,6 +28,10 @@
 //   iq4_xs  [4][64] a block as iq4_nl; s8 scale[8][16], f16 unit of scale[16]
 //   mxfp4   [4][64] a block as q4_0, each half an index of kMxfp4Values; u8 exponent[16] a block: the scale is
 //           2^(exponent - 128)
+//   q2_k    [2][64] a block, two bits each as the high two of q6_k; zero 0; u8 [16][16], each of 16 elements: scale in
+//           the low half, minimum in the high one; f16 unit of scale[16], f16 unit of minimum[16]
+//   q3_k    [2][64] the low two bits as q2_k, then [64] the third bits as the fifth of q5_k; zero 4; s8 scale[16][16],
+//           each of 16 elements, f16 unit of scale[16]
 // Packages hold panels (schema/graft.fbs, Storage.panels16): the layout of a format never changes.
 //
 // A new format is a row here, its packing in panels.cpp and its products in kernel/matmul/blocks_vnni.cpp.
@@ -44,7 +48,7 @@ inline constexpr std::int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -
 // The values of four bits of mxfp4 (E2M1 of the OCP Microscaling Formats specification), doubled.
 inline constexpr std::int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs, mxfp4 };
+enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k };
 
 struct PanelLayout {
   PanelFormat format;
@@ -64,6 +68,8 @@ inline constexpr PanelLayout kPanelLayouts[] = {
     {PanelFormat::iq4_nl, GGML_TYPE_IQ4_NL, 32, 18, 2, 256, 32},
     {PanelFormat::iq4_xs, GGML_TYPE_IQ4_XS, 256, 136, 8, 256, 20},
     {PanelFormat::mxfp4, GGML_TYPE_MXFP4, 32, 17, 2, 256, 16},
+    {PanelFormat::q2_k, GGML_TYPE_Q2_K, 256, 84, 8, 128, 40},
+    {PanelFormat::q3_k, GGML_TYPE_Q3_K, 256, 110, 8, 192, 36},
 };
 static_assert([] {
   int at = 0;

@@ -42,8 +42,8 @@ TEST(VerifyWeights, RowsDivideIntoBlocks) {
 TEST(VerifyWeights, OnlyMatricesOfSomeFormatsAreInPanels) {
   EXPECT_EQ(error_of(with_weight(ir::Storage::panels, "q8_0", Shape{2, 16, 32}, 0)),
             "weight 'w' cannot be stored as q8_0: only matrices are packed in panels, found [2, 16, 32]");
-  EXPECT_EQ(error_of(with_weight(ir::Storage::panels, "q2_K", Shape{16, 256}, 0)),
-            "weight 'w' cannot be stored as q2_K: there is no layout of panels for q2_K");
+  EXPECT_EQ(error_of(with_weight(ir::Storage::panels, "q4_1", Shape{16, 256}, 0)),
+            "weight 'w' cannot be stored as q4_1: there is no layout of panels for q4_1");
 }
 
 TEST(VerifyWeights, BytesAreThoseOfTheStorage) {

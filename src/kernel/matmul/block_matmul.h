@@ -16,7 +16,7 @@ namespace graft {
 // panel format, or no kernel for it runs here.
 std::optional<PanelFormat> readable_panels(BlockType type);
 
-// How a weight in blocks is read, for people: "weight q8_0 packed for avx512vnni", "weight q3_K has no packed layout
+// How a weight in blocks is read, for people: "weight q8_0 packed for avx512vnni", "weight q5_1 has no packed layout
 // here: ggml's rows".
 std::string explain_blocks(BlockType type, bool panels);
 

@@ -323,6 +323,60 @@ TEST(Panels, BlocksComeBackBitForBit) {
   }
 }
 
+// The rows of `p` that begin at `row`.
+Problem rows_of(const Problem& p, i64 row, i64 count) {
+  Problem out = p;
+  out.m = count;
+  out.a.assign(p.a.begin() + row * p.k, p.a.begin() + (row + count) * p.k);
+  return out;
+}
+
+TEST(Panels, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
+  const std::vector<const Kernel*> kernels = panel_kernels();
+  if (kernels.empty()) GTEST_SKIP() << "this CPU has no kernel for panels";
+  for (const BlockType type : panel_types()) {
+    const Problem p(type, 33, 40, 768);
+    const std::vector<float> all = product(p, {.panels = kernels[0]});
+    for (const Kernel* kernel : kernels)
+      for (const i64 m : {1, 2, 3, 6, 8, 33}) {
+        const std::vector<float> some =
+            product(rows_of(p, 33 - m, m), {.threads = 1 + static_cast<int>(m % 3), .panels = kernel});
+        EXPECT_EQ(std::memcmp(some.data(), all.data() + (33 - m) * p.n, some.size() * sizeof(float)), 0)
+            << kernel->name << " " << block_type_name(type) << " M " << m;
+      }
+  }
+}
+
+// Quants and scales of any bits, at the ends of their ranges too. Scales of activations are 1 and those of blocks a
+// power of two, so that no step rounds.
+TEST(Panels, FewBitsAreExact) {
+  constexpr std::uint16_t kUnit = 0x2000;  // 2^-7
+  for (const char* name : {"q2_K", "q3_K"}) {
+    const BlockType type = *find_block_type(name);
+    const auto block = static_cast<std::size_t>(block_row_bytes(type, 256));
+    const std::size_t units = type == GGML_TYPE_Q2_K ? 2 : 1;  // f16 numbers at the end of a block
+    std::mt19937 random(11);
+    for (const int bits : {0x00, 0xff, 0x0f, 0xf0, -1}) {  // -1: random ones
+      Problem p(type, 9, 33, 512);
+      for (std::byte& b : p.weight) b = static_cast<std::byte>(bits < 0 ? random() : static_cast<unsigned>(bits));
+      for (std::size_t at = block; at <= p.weight.size(); at += block)
+        for (std::size_t u = 1; u <= units; ++u) std::memcpy(p.weight.data() + at - 2 * u, &kUnit, sizeof(kUnit));
+      p.values = dequantized(type, p.weight, p.k);
+      for (std::size_t i = 0; i < p.a.size(); ++i) {
+        const std::size_t row = i / 512;
+        const int any = static_cast<int>(random() % 255) - 127;
+        p.a[i] = static_cast<float>(row == 0 || i % 32 == 5 ? 127 : row == 1 ? -127 : any);
+      }
+      for (const Kernel* kernel : panel_kernels()) {
+        const std::vector<float> out = product(p, {.panels = kernel});
+        for (i64 i = 0; i < p.m * p.n; ++i)
+          ASSERT_EQ(static_cast<double>(out[Problem::at(i)]), p.exact(i / p.n, i % p.n))
+              << kernel->name << " " << name << " of bits " << bits << " at " << i;
+      }
+    }
+  }
+}
+
 // ggml's quantizer never stores the smallest value of a byte; files may contain it.
 TEST(Panels, EveryByteOfQ8) {
   const BlockType type = *find_block_type("q8_0");

@@ -20,9 +20,9 @@ struct QuantizedRows {
   std::int8_t* q = nullptr;  // [rows, depth]
   float* scale = nullptr;    // [rows, depth / kPanelBlock]
   // [rows, depth / kPanelBlock]: kSumBegin - zero * the block's sum of q. Formats with a scale for half a block:
-  // [rows, depth / 16].
+  // [rows, depth / 16]; of q3_k without kSumBegin, the low 16 bits.
   std::int32_t* sum = nullptr;
-  float* scaled_sum = nullptr;  // of formats with minimums, instead of `sum`: scale * the block's sum of q
+  float* scaled_sum = nullptr;  // of formats with minimums, instead of `sum`: scale * the sum of q
 };
 
 struct PanelTable {

@@ -65,14 +65,12 @@ GRAFT_VEC vb high_half(vb x) {
 // Moves bits [from, from + count) of each byte of x to bit `to`.
 template <int count>
 GRAFT_VEC vb move_bits(vb x, int from, int to) {
-  const __m128i left = _mm_cvtsi32_si128(to > from ? to - from : 0);
-  const __m128i right = _mm_cvtsi32_si128(to > from ? 0 : from - to);
+  typedef std::uint16_t words __attribute__((vector_size(sizeof(vb))));
+  const vb shifted = to > from ? (vb)((words)x << (to - from)) : (vb)((words)x >> (from - to));
   const auto mask = static_cast<char>(((1 << count) - 1) << to);
 #if defined(__AVX512VNNI__)
-  const vb shifted = to > from ? _mm512_sll_epi16(x, left) : _mm512_srl_epi16(x, right);
   return _mm512_and_si512(shifted, _mm512_set1_epi8(mask));
 #else
-  const vb shifted = to > from ? _mm256_sll_epi16(x, left) : _mm256_srl_epi16(x, right);
   return _mm256_and_si256(shifted, _mm256_set1_epi8(mask));
 #endif
 }
@@ -121,23 +119,26 @@ GRAFT_VEC vf to_float(vb x) {
 #endif
 }
 
-// kLanes unsigned bytes as floats.
-GRAFT_VEC vf load_u8(const std::byte* p) {
+// kLanes unsigned bytes, widened.
+GRAFT_VEC vb ints_of_u8(const std::byte* p) {
 #if defined(__AVX512VNNI__)
-  return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
-  return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 #endif
 }
+GRAFT_VEC vf load_u8(const std::byte* p) { return to_float(ints_of_u8(p)); }
+GRAFT_VEC vf load_high_halves(const std::byte* p) { return to_float((vb)((vi)ints_of_u8(p) >> 4)); }
 
-// kLanes signed bytes as floats.
-GRAFT_VEC vf load_s8(const std::byte* p) {
+// kLanes signed bytes, widened.
+GRAFT_VEC vb ints_of_s8(const std::byte* p) {
 #if defined(__AVX512VNNI__)
-  return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
-  return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  return _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 #endif
 }
+GRAFT_VEC vf load_s8(const std::byte* p) { return to_float(ints_of_s8(p)); }
 
 // 2^(e - 128) of kLanes bytes e: of 0 and 1 it is a denormal number, whose only bit lies in the mantissa.
 GRAFT_VEC vf load_powers(const std::byte* p) {
@@ -183,12 +184,42 @@ GRAFT_VEC vb dot4(vb sums, vb w, vb a) {
 #endif
 }
 
+// dot4() of quants of at most three bits, whose sums over half a block fit 16 bits: for each column one number of 32
+// bits with AVX-512, with AVX2 two of 16 bits that add up to it, which takes two instructions instead of three.
+GRAFT_VEC vb dot4_small(vb sums, vb w, vb a) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpbusd_epi32(sums, w, a);
+#else
+  return _mm256_add_epi16(sums, _mm256_maddubs_epi16(w, a));
+#endif
+}
+// sums += small * scale, for sums of dot4_small() and scales of scales_of_small(). Only the low 16 bits of AVX-512's
+// sums count.
+GRAFT_VEC vb add_scaled(vb sums, vb small, vb scale) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpwssd_epi32(sums, small, scale);
+#else
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(small, scale));
+#endif
+}
+// Of 16 bits in each 32.
+GRAFT_VEC vb scales_of_small(vb x) {
+#if defined(__AVX512VNNI__)
+  return x;
+#else
+  return _mm256_or_si256(x, _mm256_slli_epi32(x, 16));
+#endif
+}
+
 enum class Scales {
   f16,       // one scale for a block
   minimums,  // u8 scale and minimum for a block, f16 units of both
   s8,        // s8 scale for a block, and an f16 unit
   halves,    // s8 scale for half a block, and an f16 unit
   powers,    // u8 exponent of the scale of a block
+  // Of formats of few bits: sums of halves of a block are scaled as integers and added, before the sum becomes a float.
+  nibbles,   // u4 scale and u4 minimum for half a block, f16 units of both
+  integers,  // s8 scale for half a block, and an f16 unit
 };
 
 // How a format is decoded: its zero point, how scales are stored, and how stored bytes become quants: low() gives
@@ -248,6 +279,30 @@ struct MXFP4 : Q4_0 {
   GRAFT_VEC vb high(vb x, vb, int) { return mxfp4_values(high_half(x)); }
 };
 
+// Formats of few bits: a vector has four elements of each byte, quants() gives elements 4 i to 4 i + 3 of half `h`.
+struct Q2_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q2_k;
+  static constexpr int kZero = 0;
+  static constexpr Scales kScales = Scales::nibbles;
+  static constexpr bool kExtra = false;
+  GRAFT_VEC vb quants(vb x, vb, int, int i) { return move_bits<2>(x, 2 * i, 0); }
+  GRAFT_VEC vb scales(const std::byte* p) { return scales_of_small(low_half(ints_of_u8(p))); }
+};
+struct Q3_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q3_k;
+  static constexpr int kZero = 4;
+  static constexpr Scales kScales = Scales::integers;
+  static constexpr bool kExtra = true;
+  GRAFT_VEC vb quants(vb x, vb extra, int h, int i) {
+    return bits_or(move_bits<2>(x, 2 * i, 0), move_bits<1>(extra, 4 * h + i, 2));
+  }
+  GRAFT_VEC vb scales(const std::byte* p) { return scales_of_small((vb)((vi)ints_of_s8(p) & 0xffff)); }
+};
+template <typename F>
+constexpr bool kScalesOfHalves = F::kScales == Scales::nibbles || F::kScales == Scales::integers;
+template <typename F>
+constexpr bool kFewBits = kScalesOfHalves<F>;
+
 // Distance to the bytes read `ahead` bytes later than byte `at`, for `panels` panels read side by side, each of
 // `stride` bytes; the next group of panels follows them.
 GRAFT_VEC i64 bytes_ahead(i64 at, i64 ahead, i64 stride, i64 panels) {
@@ -282,6 +337,47 @@ GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, 
   }
 }
 
+// The same for formats of few bits. The sums are multiplied by `scales`, those of the block; `begin` is where the sums
+// of halves begin, for rows `stride` apart.
+template <typename F, int M, int N>
+GRAFT_VEC void block_sums_of_few_bits(const std::byte* const (&q)[N], const std::byte* const (&scales)[N],
+                                      const std::int8_t* a, i64 depth, const std::int32_t* begin, i64 stride,
+                                      vb (&sums)[M][N]) {
+  vb extra[N] = {};
+  if constexpr (F::kExtra) {
+    for (int n = 0; n < N; ++n) extra[n] = load_bytes(q[n] + 2 * kPanelVectorBytes);
+  }
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    vb x[N], half[M][N];
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) x[n] = load_bytes(q[n] + h * kPanelVectorBytes);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) half[m][n] = splat_int(F::kZero == 0 ? 0 : begin[m * stride + h]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      vb w[N];
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) w[n] = F::quants(x[n], extra[n], h, i);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const vb four = splat_int(int_at(a + m * depth + h * 16 + i * 4));
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) half[m][n] = dot4_small(half[m][n], w[n], four);
+      }
+    }
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+      const vb scale = F::scales(scales[n] + h * 16);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) sums[m][n] = add_scaled(sums[m][n], half[m][n], scale);
+    }
+  }
+}
+
 // `out` has a row stride of out_row elements.
 template <typename F, int M, int N>
 void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, i64 row, i64 depth, float* out,
@@ -293,9 +389,10 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   const float* scale = rows.scale + row * blocks;
   constexpr PanelLayout kLayout = layout_of(F::kFormat);
   constexpr int kGroup = kLayout.group, kQuantBytes = kLayout.quant_bytes;
-  constexpr bool kMinimums = F::kScales == Scales::minimums;
-  const std::int32_t* sum = kMinimums ? nullptr : rows.sum + row * blocks;
-  const float* row_sum = kMinimums ? rows.scaled_sum + row * blocks : nullptr;
+  constexpr bool kMinimums = F::kScales == Scales::minimums || F::kScales == Scales::nibbles;
+  constexpr int kSums = kScalesOfHalves<F> ? 2 : 1;  // of a block
+  const std::int32_t* sum = kMinimums ? nullptr : rows.sum + row * blocks * kSums;
+  const float* row_sum = kMinimums ? rows.scaled_sum + row * blocks * kSums : nullptr;
   constexpr int kPanels = N / kParts;
   vf total[M][N];
 #pragma GCC unroll 8
@@ -308,12 +405,13 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   const auto block = [&](i64 b, i64 g, i64 start, i64 tail) __attribute__((always_inline)) {
     vb sums[M][N];
     for (int m = 0; m < M; ++m) {
-      for (int n = 0; n < N; ++n) sums[m][n] = splat_int(F::kZero == 0 ? kSumBegin : sum[m * blocks + b]);
+      for (int n = 0; n < N; ++n)
+        sums[m][n] = splat_int(F::kZero == 0 || kScalesOfHalves<F> ? kSumBegin : sum[m * blocks + b]);
     }
     const std::byte* q[N];
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * kQuantBytes + n % kParts * kVectorBytes;
     if (row == 0) {
-      constexpr bool kGemm = M > 3;
+      constexpr bool kGemm = M > 3 && !kFewBits<F>;
       constexpr int kCache = kGemm ? 2 : 3;  // locality for __builtin_prefetch: second-level cache, first-level cache
       const i64 ahead =
           bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kGemm ? kGemmAhead : kGemvAhead, panel_stride, kPanels);
@@ -324,19 +422,37 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
         __builtin_prefetch(base[n] + tail + g * 32 + ahead, 0, kCache);
       }
     }
-    block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
+    if constexpr (kFewBits<F>) {
+      const std::byte* scales[N];
+      for (int n = 0; n < N; ++n) scales[n] = base[n] + tail + g * 32 + n % kParts * kLanes;
+      const std::int32_t* begin = F::kZero == 0 ? nullptr : sum + b * kSums;
+      block_sums_of_few_bits<F, M, N>(q, scales, a + b * kPanelBlock, depth, begin, blocks * kSums, sums);
+    } else {
+      block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
+    }
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
       const std::byte* at = base[n] + tail;
       const int lane = n % kParts * kLanes;
       vf s;
-      if (kMinimums) {
+      if constexpr (F::kScales == Scales::nibbles) {
+        s = unit[n];
+        const vf minimum0 = load_high_halves(at + g * 32 + lane) * unit_of_minimum[n];
+        const vf minimum1 = load_high_halves(at + g * 32 + 16 + lane) * unit_of_minimum[n];
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+          const float* x = row_sum + (m * blocks + b) * kSums;
+          total[m][n] = fma(-minimum1, splat(x[1]), fma(-minimum0, splat(x[0]), total[m][n]));
+        }
+      } else if (kMinimums) {
         s = load_u8(at + g * 16 + lane) * unit[n];
         const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) total[m][n] = fma(-minimum, splat(row_sum[m * blocks + b]), total[m][n]);
       } else if (F::kScales == Scales::s8) {
         s = load_s8(at + g * 16 + lane) * unit[n];
+      } else if (F::kScales == Scales::integers) {
+        s = unit[n];
       } else if (F::kScales == Scales::powers) {
         s = load_powers(at + g * 16 + lane);
       } else {
@@ -377,6 +493,8 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
         }
       } else if (F::kScales == Scales::s8) {
         for (int n = 0; n < N; ++n) unit[n] = load_scales(base[n] + tail + 128, n % kParts);
+      } else if (F::kScales == Scales::integers) {
+        for (int n = 0; n < N; ++n) unit[n] = load_scales(base[n] + tail + 256, n % kParts);
       }
       for (i64 g = 0; g < group; ++g) block(first + g, g, 0, tail);
       for (int n = 0; n < N; ++n) base[n] += panel_bytes(F::kFormat, group * kPanelBlock);
@@ -489,6 +607,9 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
           const std::byte* panel = at + n / kParts * stride;
           kTilesOfQ6K[count - 1](panel, n % kParts, quantized, r, depth, out + n * kLanes, out_row);
         }
+      } else if (kParts == 1 && kFewBits<F>) {  // side by side they would take too many registers
+        for (int n = 0; n < (two ? 2 : 1); ++n)
+          kTilesOfRows<F, 1>[count - 1](at + n * stride, stride, quantized, r, depth, out + n * kLanes, out_row);
       } else {
         (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out, out_row);
       }
@@ -508,7 +629,8 @@ constexpr Products kProductsOf = {F::kFormat, F::kZero, F::kScales, tiles_of<F>}
 
 // In the order of PanelFormat.
 constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>,   kProductsOf<Q4_K>,   kProductsOf<Q6_K>,
-                                  kProductsOf<Q5_K>, kProductsOf<IQ4_NL>, kProductsOf<IQ4_XS>, kProductsOf<MXFP4>};
+                                  kProductsOf<Q5_K>, kProductsOf<IQ4_NL>, kProductsOf<IQ4_XS>, kProductsOf<MXFP4>,
+                                  kProductsOf<Q2_K>, kProductsOf<Q3_K>};
 static_assert(std::ranges::equal(kProducts, kPanelLayouts, {}, &Products::format, &PanelLayout::format));
 
 void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
@@ -575,6 +697,10 @@ void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i6
     to.scale[block] = scale;
     if (scales == Scales::minimums) {
       to.scaled_sum[block] = scale * static_cast<float>(sums[0] + sums[1]);
+    } else if (scales == Scales::nibbles) {
+      for (int h = 0; h < 2; ++h) to.scaled_sum[block * 2 + h] = scale * static_cast<float>(sums[h]);
+    } else if (scales == Scales::integers) {  // the low 16 bits: see dot4_small()
+      for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = -zero_point * sums[h] & 0xffff;
     } else if (scales == Scales::halves) {
       for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = kSumBegin - zero_point * sums[h];
     } else {

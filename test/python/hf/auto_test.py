@@ -97,7 +97,7 @@ def test_a_story(stories, way):
     assert tokenizer.decode(ids[0], skip_special_tokens=True).strip() == (stories / "expected.txt").read_text().strip()
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_K", "q6_K", "iq4_nl"])
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q2_K", "q3_K", "q4_K", "q6_K", "iq4_nl"])
 @pytest.mark.parametrize("rows", [1, 40])
 def test_a_product_with_blocks_rounds_activations(kind, rows, tmp_path):
     """To 8 bits in blocks of 32, and does nothing else: a difference of 5e-3, beside 1e-6 once eager PyTorch rounds too."""
