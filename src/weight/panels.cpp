@@ -542,6 +542,26 @@ struct Q3_K {
   }
 };
 
+struct TQ2_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::tq2_0;
+
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    pack_pairs(rows, 0, column, offsets.in_group, panel + offsets.quants);
+    if (offsets.in_group == 0) pack_f16(rows, 64, column, panel + offsets.scales);
+  }
+
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    unpack_pairs(rows, 0, column, offsets.in_group, panel + offsets.quants);
+    if (offsets.in_group == 0) unpack_f16(rows, 64, column, panel + offsets.scales);
+  }
+
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const float scale = f16_at(panel + offsets.scales + column * 2);
+    for (i64 i = 0; i < kPanelBlock; ++i)
+      to[i] = scale * static_cast<float>(pair_at(panel + offsets.quants, column, i) - 1);
+  }
+};
+
 constexpr std::size_t kMostBlockBytes =
     static_cast<std::size_t>(std::ranges::max(kPanelLayouts, {}, &PanelLayout::bytes).bytes);
 
@@ -597,7 +617,7 @@ constexpr Packing kPackingOf = {F::kFormat, pack<F>, unpack<F>, row<F>};
 // In the order of PanelFormat.
 constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>,   kPackingOf<Q4_K>,   kPackingOf<Q6_K>,
                                  kPackingOf<Q5_K>, kPackingOf<IQ4_NL>, kPackingOf<IQ4_XS>, kPackingOf<MXFP4>,
-                                 kPackingOf<Q2_K>, kPackingOf<Q3_K>};
+                                 kPackingOf<Q2_K>, kPackingOf<Q3_K>,   kPackingOf<TQ2_0>};
 static_assert(std::ranges::equal(kPackings, kPanelLayouts, {}, &Packing::format, &PanelLayout::format));
 
 const Packing& packing_of(PanelFormat format) { return kPackings[static_cast<std::size_t>(format)]; }

@@ -32,6 +32,7 @@
 //           the low half, minimum in the high one; f16 unit of scale[16], f16 unit of minimum[16]
 //   q3_k    [2][64] the low two bits as q2_k, then [64] the third bits as the fifth of q5_k; zero 4; s8 scale[16][16],
 //           each of 16 elements, f16 unit of scale[16]
+//   tq2_0   [2][64] a block as q2_k, zero 1; f16 scale[16] of a group
 // Packages hold panels (schema/graft.fbs, Storage.panels16): the layout of a format never changes.
 //
 // A new format is a row here, its packing in panels.cpp and its products in kernel/matmul/blocks_vnni.cpp.
@@ -48,7 +49,7 @@ inline constexpr std::int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -
 // The values of four bits of mxfp4 (E2M1 of the OCP Microscaling Formats specification), doubled.
 inline constexpr std::int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k };
+enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, tq2_0 };
 
 struct PanelLayout {
   PanelFormat format;
@@ -70,6 +71,7 @@ inline constexpr PanelLayout kPanelLayouts[] = {
     {PanelFormat::mxfp4, GGML_TYPE_MXFP4, 32, 17, 2, 256, 16},
     {PanelFormat::q2_k, GGML_TYPE_Q2_K, 256, 84, 8, 128, 40},
     {PanelFormat::q3_k, GGML_TYPE_Q3_K, 256, 110, 8, 192, 36},
+    {PanelFormat::tq2_0, GGML_TYPE_TQ2_0, 256, 66, 8, 128, 4},
 };
 static_assert([] {
   int at = 0;

@@ -351,7 +351,7 @@ TEST(Panels, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
 // power of two, so that no step rounds.
 TEST(Panels, FewBitsAreExact) {
   constexpr std::uint16_t kUnit = 0x2000;  // 2^-7
-  for (const char* name : {"q2_K", "q3_K"}) {
+  for (const char* name : {"q2_K", "q3_K", "tq2_0"}) {
     const BlockType type = *find_block_type(name);
     const auto block = static_cast<std::size_t>(block_row_bytes(type, 256));
     const std::size_t units = type == GGML_TYPE_Q2_K ? 2 : 1;  // f16 numbers at the end of a block

@@ -220,6 +220,7 @@ enum class Scales {
   // Of formats of few bits: sums of halves of a block are scaled as integers and added, before the sum becomes a float.
   nibbles,   // u4 scale and u4 minimum for half a block, f16 units of both
   integers,  // s8 scale for half a block, and an f16 unit
+  groups,    // one f16 scale for all blocks of a group
 };
 
 // How a format is decoded: its zero point, how scales are stored, and how stored bytes become quants: low() gives
@@ -298,10 +299,15 @@ struct Q3_K {
   }
   GRAFT_VEC vb scales(const std::byte* p) { return scales_of_small((vb)((vi)ints_of_s8(p) & 0xffff)); }
 };
+struct TQ2_0 : Q2_K {
+  static constexpr PanelFormat kFormat = PanelFormat::tq2_0;
+  static constexpr int kZero = 1;
+  static constexpr Scales kScales = Scales::groups;
+};
 template <typename F>
 constexpr bool kScalesOfHalves = F::kScales == Scales::nibbles || F::kScales == Scales::integers;
 template <typename F>
-constexpr bool kFewBits = kScalesOfHalves<F>;
+constexpr bool kFewBits = kScalesOfHalves<F> || F::kScales == Scales::groups;
 
 // Distance to the bytes read `ahead` bytes later than byte `at`, for `panels` panels read side by side, each of
 // `stride` bytes; the next group of panels follows them.
@@ -337,25 +343,31 @@ GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, 
   }
 }
 
-// The same for formats of few bits. The sums are multiplied by `scales`, those of the block; `begin` is where the sums
-// of halves begin, for rows `stride` apart.
+// The same for formats of few bits. Where halves of a block have `scales`, the sums are multiplied by them; `begin` is
+// where the sums of halves begin, for rows `stride` apart.
 template <typename F, int M, int N>
 GRAFT_VEC void block_sums_of_few_bits(const std::byte* const (&q)[N], const std::byte* const (&scales)[N],
                                       const std::int8_t* a, i64 depth, const std::int32_t* begin, i64 stride,
                                       vb (&sums)[M][N]) {
-  vb extra[N] = {};
+  vb extra[N] = {}, small[M][N];
   if constexpr (F::kExtra) {
     for (int n = 0; n < N; ++n) extra[n] = load_bytes(q[n] + 2 * kPanelVectorBytes);
   }
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
-    vb x[N], half[M][N];
+    vb x[N];
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) x[n] = load_bytes(q[n] + h * kPanelVectorBytes);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) half[m][n] = splat_int(F::kZero == 0 ? 0 : begin[m * stride + h]);
+      for (int n = 0; n < N; ++n) {
+        if (kScalesOfHalves<F>) {
+          small[m][n] = splat_int(F::kZero == 0 ? 0 : begin[m * stride + h]);
+        } else if (h == 0) {
+          small[m][n] = kParts == 1 ? sums[m][n] : splat_int(0);
+        }
+      }
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
@@ -366,14 +378,20 @@ GRAFT_VEC void block_sums_of_few_bits(const std::byte* const (&q)[N], const std:
       for (int m = 0; m < M; ++m) {
         const vb four = splat_int(int_at(a + m * depth + h * 16 + i * 4));
 #pragma GCC unroll 2
-        for (int n = 0; n < N; ++n) half[m][n] = dot4_small(half[m][n], w[n], four);
+        for (int n = 0; n < N; ++n) small[m][n] = dot4_small(small[m][n], w[n], four);
       }
     }
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
-      const vb scale = F::scales(scales[n] + h * 16);
+      const vb scale = kScalesOfHalves<F> ? F::scales(scales[n] + h * 16) : scales_of_small(splat_int(1));
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) sums[m][n] = add_scaled(sums[m][n], half[m][n], scale);
+      for (int m = 0; m < M; ++m) {
+        if (kScalesOfHalves<F>) {
+          sums[m][n] = add_scaled(sums[m][n], small[m][n], scale);
+        } else if (h == 1) {
+          sums[m][n] = kParts == 1 ? small[m][n] : add_scaled(sums[m][n], small[m][n], scale);
+        }
+      }
     }
   }
 }
@@ -419,13 +437,13 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
       for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 8
         for (int i = 0; i < kQuantBytes; i += 64) __builtin_prefetch(q[n] + i + ahead, 0, kCache);
-        __builtin_prefetch(base[n] + tail + g * 32 + ahead, 0, kCache);
+        if (F::kScales != Scales::groups || g == 0) __builtin_prefetch(base[n] + tail + g * 32 + ahead, 0, kCache);
       }
     }
     if constexpr (kFewBits<F>) {
       const std::byte* scales[N];
       for (int n = 0; n < N; ++n) scales[n] = base[n] + tail + g * 32 + n % kParts * kLanes;
-      const std::int32_t* begin = F::kZero == 0 ? nullptr : sum + b * kSums;
+      const std::int32_t* begin = kMinimums ? nullptr : sum + b * kSums;
       block_sums_of_few_bits<F, M, N>(q, scales, a + b * kPanelBlock, depth, begin, blocks * kSums, sums);
     } else {
       block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
@@ -451,7 +469,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
         for (int m = 0; m < M; ++m) total[m][n] = fma(-minimum, splat(row_sum[m * blocks + b]), total[m][n]);
       } else if (F::kScales == Scales::s8) {
         s = load_s8(at + g * 16 + lane) * unit[n];
-      } else if (F::kScales == Scales::integers) {
+      } else if (F::kScales == Scales::integers || F::kScales == Scales::groups) {
         s = unit[n];
       } else if (F::kScales == Scales::powers) {
         s = load_powers(at + g * 16 + lane);
@@ -495,6 +513,8 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
         for (int n = 0; n < N; ++n) unit[n] = load_scales(base[n] + tail + 128, n % kParts);
       } else if (F::kScales == Scales::integers) {
         for (int n = 0; n < N; ++n) unit[n] = load_scales(base[n] + tail + 256, n % kParts);
+      } else if (F::kScales == Scales::groups) {
+        for (int n = 0; n < N; ++n) unit[n] = load_scales(base[n] + tail, n % kParts);
       }
       for (i64 g = 0; g < group; ++g) block(first + g, g, 0, tail);
       for (int n = 0; n < N; ++n) base[n] += panel_bytes(F::kFormat, group * kPanelBlock);
@@ -630,7 +650,7 @@ constexpr Products kProductsOf = {F::kFormat, F::kZero, F::kScales, tiles_of<F>}
 // In the order of PanelFormat.
 constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>,   kProductsOf<Q4_K>,   kProductsOf<Q6_K>,
                                   kProductsOf<Q5_K>, kProductsOf<IQ4_NL>, kProductsOf<IQ4_XS>, kProductsOf<MXFP4>,
-                                  kProductsOf<Q2_K>, kProductsOf<Q3_K>};
+                                  kProductsOf<Q2_K>, kProductsOf<Q3_K>,   kProductsOf<TQ2_0>};
 static_assert(std::ranges::equal(kProducts, kPanelLayouts, {}, &Products::format, &PanelLayout::format));
 
 void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
