@@ -562,6 +562,57 @@ struct TQ2_0 {
   }
 };
 
+struct TQ1_0 : TQ2_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::tq1_0;
+
+  // ggml's block: bytes of five digits to the base of 3, the first in the highest place, as fractions of 256, rounded
+  // up: of 32 bytes digit b is block b, of 16 more bytes each digit half a block, and of 4 more each of four digits an
+  // eighth. Then an f16 scale.
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    for (i64 c = 0; c < 4; ++c) {
+      const std::byte* row = rows[static_cast<std::size_t>(c)];
+      for (i64 h = 0; h < 2; ++h) {
+        const i64 half = 2 * offsets.in_group + h;
+        std::uint32_t word = 0;
+        for (i64 i = 0; i < 16; ++i) {
+          const auto [byte, digit] = place_of(half, i);
+          const unsigned rest = u8_at(row + byte) * kPowers[digit] & 255;
+          word |= (rest * 3 >> 8) << (i % 4 * 8 + i / 4 * 2);
+        }
+        std::memcpy(panel + offsets.quants + h * kPanelVectorBytes + (column + c) * 4, &word, sizeof(word));
+      }
+    }
+    if (offsets.in_group == 0) pack_f16(rows, kScale, column, panel + offsets.scales);
+  }
+
+  // Digits are added from the first one on; the last makes the fraction.
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    for (i64 c = 0; c < 4; ++c) {
+      std::byte* row = rows[static_cast<std::size_t>(c)];
+      for (i64 i = 0; i < kPanelBlock; ++i) {
+        const auto [byte, digit] = place_of(2 * offsets.in_group + i / 16, i % 16);
+        unsigned value = digit == 0 ? 0 : u8_at(row + byte);
+        value = 3 * value + static_cast<unsigned>(pair_at(panel + offsets.quants, column + c, i));
+        if (byte >= kLast && digit == 3) value *= 3;
+        if (digit == (byte >= kLast ? 3 : 4)) value = (value * 256 + 242) / 243;
+        row[byte] = static_cast<std::byte>(value);
+      }
+    }
+    if (offsets.in_group == 0) unpack_f16(rows, kScale, column, panel + offsets.scales);
+  }
+
+ private:
+  static constexpr i64 kLast = 48, kScale = 52;  // offsets of the bytes of four digits, and of the scale
+  static constexpr unsigned kPowers[] = {1, 3, 9, 27, 81};
+
+  // The byte and digit of element i of a half.
+  static std::pair<i64, std::size_t> place_of(i64 half, i64 i) {
+    if (half < 10) return {half % 2 * 16 + i, static_cast<std::size_t>(half / 2)};
+    if (half < 15) return {32 + i, static_cast<std::size_t>(half - 10)};
+    return {kLast + i % 4, static_cast<std::size_t>(i / 4)};
+  }
+};
+
 constexpr std::size_t kMostBlockBytes =
     static_cast<std::size_t>(std::ranges::max(kPanelLayouts, {}, &PanelLayout::bytes).bytes);
 
@@ -617,7 +668,7 @@ constexpr Packing kPackingOf = {F::kFormat, pack<F>, unpack<F>, row<F>};
 // In the order of PanelFormat.
 constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>,   kPackingOf<Q4_K>,   kPackingOf<Q6_K>,
                                  kPackingOf<Q5_K>, kPackingOf<IQ4_NL>, kPackingOf<IQ4_XS>, kPackingOf<MXFP4>,
-                                 kPackingOf<Q2_K>, kPackingOf<Q3_K>,   kPackingOf<TQ2_0>};
+                                 kPackingOf<Q2_K>, kPackingOf<Q3_K>,   kPackingOf<TQ2_0>,  kPackingOf<TQ1_0>};
 static_assert(std::ranges::equal(kPackings, kPanelLayouts, {}, &Packing::format, &PanelLayout::format));
 
 const Packing& packing_of(PanelFormat format) { return kPackings[static_cast<std::size_t>(format)]; }

@@ -33,6 +33,7 @@
 //   q3_k    [2][64] the low two bits as q2_k, then [64] the third bits as the fifth of q5_k; zero 4; s8 scale[16][16],
 //           each of 16 elements, f16 unit of scale[16]
 //   tq2_0   [2][64] a block as q2_k, zero 1; f16 scale[16] of a group
+//   tq1_0   the same: five numbers of -1, 0 and 1 that ggml has in a byte take two bits each
 // Packages hold panels (schema/graft.fbs, Storage.panels16): the layout of a format never changes.
 //
 // A new format is a row here, its packing in panels.cpp and its products in kernel/matmul/blocks_vnni.cpp.
@@ -49,7 +50,7 @@ inline constexpr std::int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -
 // The values of four bits of mxfp4 (E2M1 of the OCP Microscaling Formats specification), doubled.
 inline constexpr std::int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, tq2_0 };
+enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs, mxfp4, q2_k, q3_k, tq2_0, tq1_0 };
 
 struct PanelLayout {
   PanelFormat format;
@@ -72,6 +73,7 @@ inline constexpr PanelLayout kPanelLayouts[] = {
     {PanelFormat::q2_k, GGML_TYPE_Q2_K, 256, 84, 8, 128, 40},
     {PanelFormat::q3_k, GGML_TYPE_Q3_K, 256, 110, 8, 192, 36},
     {PanelFormat::tq2_0, GGML_TYPE_TQ2_0, 256, 66, 8, 128, 4},
+    {PanelFormat::tq1_0, GGML_TYPE_TQ1_0, 256, 54, 8, 128, 4},
 };
 static_assert([] {
   int at = 0;
@@ -101,7 +103,8 @@ std::optional<PanelFormat> panel_format_of(BlockType type);
 void pack_panels(PanelFormat format, const std::byte* blocks, std::int64_t rows, std::int64_t depth, std::byte* panels,
                  int threads);
 
-// Unpacks, bit for bit.
+// Unpacks, bit for bit; bytes of tq1_0 that no quantizer writes (13 of 256 stand for the same numbers as others, as do
+// all digits but four of the last four bytes) become those that one writes.
 void unpack_panels(PanelFormat format, const std::byte* panels, std::int64_t rows, std::int64_t depth,
                    std::byte* blocks, int threads);
 

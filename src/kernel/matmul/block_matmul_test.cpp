@@ -300,6 +300,17 @@ TEST(Panels, EpilogueGapsAndUnalignedWeights) {
     }
 }
 
+// Blocks of tq1_0 with the bytes that a quantizer writes for their numbers: five digits in 48, four in the next four.
+std::vector<std::byte> digits_as_quantized(std::vector<std::byte> blocks) {
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const std::size_t at = i % 54;
+    unsigned digits = std::to_integer<unsigned>(blocks[i]) * 243 / 256;
+    if (at >= 48) digits = digits / 3 * 3;
+    if (at < 52) blocks[i] = static_cast<std::byte>((digits * 256 + 242) / 243);
+  }
+  return blocks;
+}
+
 TEST(Panels, BlocksComeBackBitForBit) {
   for (const BlockType type : test::all_block_types()) {
     const std::optional<PanelFormat> format = panel_format_of(type);
@@ -313,6 +324,7 @@ TEST(Panels, BlocksComeBackBitForBit) {
         std::vector<std::byte> from(static_cast<std::size_t>(rows * block_row_bytes(type, depth)));
         std::mt19937 random(3);
         for (std::byte& byte : from) byte = static_cast<std::byte>(random());
+        if (block_type_name(type) == "tq1_0") from = digits_as_quantized(from);
         std::vector<std::byte> packed(stored_bytes({Stored::Kind::panels, DType::f32, type}, Shape{rows, depth}));
         ASSERT_EQ(packed.size(), static_cast<std::size_t>(panels_bytes(*format, rows, depth)));
         pack_panels(*format, from.data(), rows, depth, packed.data(), 1);
@@ -321,6 +333,21 @@ TEST(Panels, BlocksComeBackBitForBit) {
         EXPECT_EQ(back, from) << block_type_name(type) << " of " << rows << " x " << depth;
       }
   }
+}
+
+// A file may hold bytes of tq1_0 that no quantizer writes; their numbers stay the same.
+TEST(Panels, NumbersOfAnyByteOfDigitsComeBack) {
+  const BlockType type = *find_block_type("tq1_0");
+  Problem p(type, 1, 6, 256);
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < p.weight.size(); ++i)
+    if (i % 54 < 52) p.weight[i] = static_cast<std::byte>(next++);  // each of 256 bytes in every place of a block
+  p.values = dequantized(type, p.weight, p.k);
+  const std::vector<std::byte> panels = in_panels(p);
+  std::vector<std::byte> back(p.weight.size());
+  unpack_panels(*readable_panels(type), panels.data(), p.n, p.k, back.data(), 1);
+  EXPECT_EQ(back, digits_as_quantized(p.weight));
+  EXPECT_EQ(dequantized(type, back, p.k), p.values);
 }
 
 // The rows of `p` that begin at `row`.
@@ -351,7 +378,7 @@ TEST(Panels, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
 // power of two, so that no step rounds.
 TEST(Panels, FewBitsAreExact) {
   constexpr std::uint16_t kUnit = 0x2000;  // 2^-7
-  for (const char* name : {"q2_K", "q3_K", "tq2_0"}) {
+  for (const char* name : {"q2_K", "q3_K", "tq2_0", "tq1_0"}) {
     const BlockType type = *find_block_type(name);
     const auto block = static_cast<std::size_t>(block_row_bytes(type, 256));
     const std::size_t units = type == GGML_TYPE_Q2_K ? 2 : 1;  // f16 numbers at the end of a block

@@ -304,6 +304,9 @@ struct TQ2_0 : Q2_K {
   static constexpr int kZero = 1;
   static constexpr Scales kScales = Scales::groups;
 };
+struct TQ1_0 : TQ2_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::tq1_0;
+};
 template <typename F>
 constexpr bool kScalesOfHalves = F::kScales == Scales::nibbles || F::kScales == Scales::integers;
 template <typename F>
@@ -650,7 +653,7 @@ constexpr Products kProductsOf = {F::kFormat, F::kZero, F::kScales, tiles_of<F>}
 // In the order of PanelFormat.
 constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>,   kProductsOf<Q4_K>,   kProductsOf<Q6_K>,
                                   kProductsOf<Q5_K>, kProductsOf<IQ4_NL>, kProductsOf<IQ4_XS>, kProductsOf<MXFP4>,
-                                  kProductsOf<Q2_K>, kProductsOf<Q3_K>,   kProductsOf<TQ2_0>};
+                                  kProductsOf<Q2_K>, kProductsOf<Q3_K>,   kProductsOf<TQ2_0>,  kProductsOf<TQ1_0>};
 static_assert(std::ranges::equal(kProducts, kPanelLayouts, {}, &Products::format, &PanelLayout::format));
 
 void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
