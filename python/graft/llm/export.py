@@ -64,7 +64,7 @@ def export_llm(
     quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers, experts and embeddings alone read, or
         types by patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts
         of a name too. Where rows do not divide into blocks the nearest type that they divide into is taken.
-    pack: pack matrices in blocks (q8_0, q4_0, q4_k, q5_k, q6_k, iq4_xs, ...) in the package as graft's kernels for x86 read them
+    pack: pack matrices in blocks (q8_0, q4_0, q2_k to q6_k, iq4_xs, ...) in the package as graft's kernels for x86 read them
         (weights="package"), so that a program starts sooner: it reads them where they are mapped. Where there are no such
         kernels, the blocks are unpacked when the package is loaded, bit for bit.
     context: the most tokens of a prompt; by default the model's max_position_embeddings, or where it has none 1024, and

@@ -100,7 +100,7 @@ def test_architectures_beside_llama_cpp(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs", "mxfp4"])
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs", "mxfp4", "tq2_0", "tq1_0"])
 def test_blocks_are_read_as_stored(tmp_path, kind):
     """Rows of query and key are put into another order as they are: in blocks."""
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}

@@ -27,6 +27,8 @@ TYPES = {  # as ggml numbers them
     "q6_K": 14,
     "iq4_nl": 20,
     "iq4_xs": 23,
+    "tq1_0": 34,
+    "tq2_0": 35,
     "mxfp4": 39,
 }
 _quiet: list[Any] = []
