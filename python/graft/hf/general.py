@@ -30,6 +30,7 @@ from graft.llm.untraceable import decides_by_values
 
 CLOSE = 2e-3  # of the largest value of each result
 _PROGRAMS = 64  # kept in memory, those used last
+_TOKENS = 8  # code that decides by as many values as there are tokens, and by these at least, decides for each token
 _MANY = 8  # of one kind: then a warning says so
 _PROMPT, _STEPS = 6, 3  # of the probe
 _SIZES_OF_PICTURES = frozenset((".image_grid_thw", ".video_grid_thw"))  # values that programs are for, and others found to be
@@ -246,6 +247,12 @@ class GeneralEngine:
         if traced is None:  # after the first error, which would be taken for the cause of a second one
             flat.__dict__.update(vars(self._flat(given)))
             return self._program(flat, given, tried, grown)
+        decided = len(traced.decided or ())
+        if self.causal and decided >= max(_tokens(flat), _TOKENS):
+            raise Unsupported(
+                f"{self._kind.__name__} cannot be traced: its code decides by values of {decided} tensors in a call of "
+                f"{_tokens(flat)} tokens; each step of a text would need a program of its own"
+            )
         if (counted := _counted(flat, traced)) - self._counters:
             self._counters |= counted  # they are numbers of the call from now on
             again = self._flat(given)
@@ -622,6 +629,12 @@ def _method_of(kind: type, name: str) -> Any:
         return _call(self, self.graft.engine_of(name), {name_: value for name_, value in given.items() if value is not None})
 
     return method
+
+
+def _tokens(flat: Flat) -> int:
+    """Of all texts of a call."""
+    ids = (tensor for tensor, path in zip(flat.tensors, flat.paths) if path in (".decoder_input_ids", ".input_ids"))
+    return next((tensor.numel() for tensor in ids), 0)
 
 
 def _tells_sizes(path: str, tensor: torch.Tensor) -> bool:

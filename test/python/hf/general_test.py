@@ -217,3 +217,21 @@ def test_the_last_trace_says_why(monkeypatch):
     with pytest.raises(graft.ExportError, match="of the grid") as raised:
         compiled(ids_of(1, 5), token_kinds=torch.zeros(1, dtype=torch.int64))
     assert raised.value.__context__ is None and not errors
+
+
+class PerToken(transformers.BloomForCausalLM):
+    """Its code asks each token for its value."""
+
+    def forward(self, input_ids, **kwargs):
+        for token in input_ids.flatten():
+            if token == 0:
+                raise ValueError("a token of nothing")
+        return super().forward(input_ids, **kwargs)
+
+
+def test_code_that_decides_for_each_token_is_refused():
+    """At once, instead of a trace for each step."""
+    torch.manual_seed(0)
+    model = PerToken(transformers.BloomConfig(**_OWN)).eval()
+    with pytest.raises(graft.Error, match="PerToken cannot be traced: its code decides by values of 12 tensors in a call of 12"):
+        graft.compile(model, threads=1)(ids_of(2, 6))
