@@ -69,7 +69,7 @@ SLICES = (
     Slice("packages of language models, memory, quantized and cut programs", _whole("-m", "slow", *PACKAGES), LLAMA_CPP),
     _slow(1),
     _tsan(1),
-    Slice("causal classes of transformers", _whole(POPULATION)),
+    Slice("causal classes of transformers", _whole("-n", "2", "--dist", "load", POPULATION)),
     _slow(2),
     Slice(
         "operator tests that ExecuTorch ships for backends, documentation, types",

@@ -497,9 +497,7 @@ def _changed_numbers(before: Any, after: Any) -> set[tuple[type, str]]:
             _, kind, origin, parts = node
             was = held.get(origin, {}) if origin is not None else {}
             for name, part in parts:
-                old = was.get(name)
-                changed = part[0] == "is" and part[1] is int and old is not None and old[:2] == ("is", int) and old != part
-                if part[0] == "number" or changed:
+                if _counts(was.get(name), part):
                     found.add((kind, name))
                 look(part)
         elif node[0] == "list":
@@ -511,6 +509,22 @@ def _changed_numbers(before: Any, after: Any) -> set[tuple[type, str]]:
 
     look(after)
     return found
+
+
+def _counts(before: Any, after: Any) -> bool:
+    """Whether an integer differs, or one of a list or dict."""
+    if after[0] == "number":
+        return True
+    if before is None or before[0] != after[0]:
+        return False
+    if after[0] == "is":
+        return before[1] is after[1] is int and before != after
+    if after[0] == "list":
+        return any(_counts(old, new) for old, new in zip(before[3], after[3]))
+    if after[0] == "dict":
+        old = dict(before[3])
+        return any(_counts(old.get(key), new) for key, new in after[3])
+    return False
 
 
 def _collect(node: Any, held: dict[int, dict[str, Any]], count: list[int], use_origin: bool) -> None:

@@ -70,9 +70,9 @@ def flatten(
     origins: Mapping[int, int] = types.MappingProxyType({}),
     valued: frozenset[str] = frozenset(),
 ) -> Flat:
-    """counters: attributes (class, name) whose integers are numbers of the call, not of its structure: those of 2 and
-    more, since code is written for 0 and 1 in particular. origins: places among the objects of another flat value, by id.
-    valued: paths of tensors whose values belong to the structure."""
+    """counters: attributes (class, name) whose integers, or those of lists and dicts there, are numbers of the call, not
+    of its structure: those of 2 and more, since code is written for 0 and 1 in particular. origins: places among the
+    objects of another flat value, by id. valued: paths of tensors whose values belong to the structure."""
     flat = Flat()
     flat.structure = _Flattener(flat, counters, origins, valued)(value, "", None)
     return flat
@@ -108,7 +108,7 @@ class _Flattener:
             return ("is", type(value), frozenset(value))
         if (place := self._objects.get(id(value))) is not None:
             return ("again", place)
-        return self._object(value, path)
+        return self._object(value, path, attribute)
 
     def _tensor(self, value: torch.Tensor, path: str) -> Node:
         if isinstance(value, Known):
@@ -123,7 +123,7 @@ class _Flattener:
             self._flat.paths.append(path)
         return ("tensor", place, value.dtype, value.dim())
 
-    def _object(self, value: Any, path: str) -> Node:
+    def _object(self, value: Any, path: str, attribute: tuple[type, str] | None) -> Node:
         kind = type(value)
         fixed = isinstance(value, tuple)  # cannot change, and may be shared by chance
         if not fixed:
@@ -131,9 +131,9 @@ class _Flattener:
             self._flat.objects.append(value)
         origin = None if fixed else self._origins.get(id(value))
         if isinstance(value, (list, tuple)):
-            return ("list", kind, origin, tuple(self(one, f"{path}[{i}]", None) for i, one in enumerate(value)))
+            return ("list", kind, origin, tuple(self(one, f"{path}[{i}]", attribute) for i, one in enumerate(value)))
         if isinstance(value, dict):
-            parts = tuple((self._key(key), self(one, f"{path}.{key}", None)) for key, one in value.items())
+            parts = tuple((self._key(key), self(one, f"{path}.{key}", attribute)) for key, one in value.items())
             return ("dict", kind, origin, parts)
         if not hasattr(value, "__dict__"):
             return ("same", _Same(value))

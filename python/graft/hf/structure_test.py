@@ -51,6 +51,18 @@ def test_what_tells_structures_apart():
         assert structure(change) != same
 
 
+def test_counters_in_lists_and_dicts():
+    def flat(*counts):
+        made = Counter()
+        made.counts = {"short": counts[0], "long": [counts[1]]}
+        return flatten(made, frozenset({(Counter, "counts")}))
+
+    assert flat(2, 3).structure == flat(5, 9).structure and flat(5, 9).numbers == [5, 9]
+    assert flat(2, 3).structure != flat(1, 3).structure
+    other = flat(2, 3)
+    assert build(other.structure, other.tensors, [6, 7]).counts == {"short": 6, "long": [7]}
+
+
 def test_methods_and_functions():
     made = Counter()
     made.method = types.MethodType(lambda self: self.count, made)
