@@ -1,5 +1,7 @@
 #include "kernel/attention/attention_vec.h"
 
+#include <type_traits>
+
 #include "kernel/attention/attention_tile.h"
 
 namespace graft::simd::GRAFT_ISA {
@@ -219,11 +221,15 @@ struct Ahead {
   const char* rows = nullptr;
   i64 stride = 0, bytes = 0, count = 0, at_once = 1;
 };
+// Into the second-level cache: for the first a core waits for fewer lines at once than memory could send. Rows of q8_0
+// take longer to widen than to read.
+template <typename T>
 GRAFT_VEC void prefetch(const Ahead& ahead, i64 row) {
+  constexpr int kLocality = std::is_same_v<T, Q8> ? 3 : 2;
   const i64 end = smaller((row + 1) * ahead.at_once, ahead.count);
   for (i64 r = row * ahead.at_once; r < end; ++r) {
     const char* from = ahead.rows + r * ahead.stride;
-    for (i64 i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(from + i);
+    for (i64 i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(from + i, 0, kLocality);
   }
 }
 
@@ -273,11 +279,11 @@ template <typename T, int P>
 void scores_of(Few& few, int i, const typename T::Stored* k, i64 k_row, i64 s, i64 n, const Ahead& values) {
   const i64 end = s + n;
   for (; s + kKeysAtOnce <= end; s += kKeysAtOnce, k = forward(T{}, k, kKeysAtOnce * k_row)) {
-    for (int y = 0; y < kKeysAtOnce; ++y) prefetch(values, s + y);
+    for (int y = 0; y < kKeysAtOnce; ++y) prefetch<T>(values, s + y);
     dots<T, P, kKeysAtOnce>(few, i, k, k_row, s);
   }
   for (; s < end; ++s, k = forward(T{}, k, k_row)) {
-    prefetch(values, s);
+    prefetch<T>(values, s);
     dots<T, P, 1>(few, i, k, k_row, s);
   }
 }
@@ -305,7 +311,7 @@ void add_panels(Few& few, int i, i64 panel, const typename T::Stored* v, i64 v_r
   }
   const float* scores = few.scores + i * kFewKeys;
   for (i64 s = 0; s < n; ++s, v = forward(T{}, v, v_row)) {
-    prefetch(keys, s);
+    prefetch<T>(keys, s);
     vf by[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) by[p] = splat(scores[p * kFewKeys + s]);

@@ -17,11 +17,10 @@ constexpr int kTileM = 2, kMostRows = 2;
 constexpr int kVectorBytes = sizeof(vb);
 constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
 static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
-// Prefetch distance of the first tile of rows, in bytes: a GEMV is bound by memory. Later tiles find the panel in a
-// cache.
-constexpr int kGemvAhead = 4096;
-// Prefetch distance from four rows on, into the second-level cache: they compute half as long as they wait for memory.
-constexpr int kGemmAhead = 8192;
+// Prefetch distances of the first tile of rows, in bytes: it reads panels from memory, later tiles find them in a
+// cache. A core waits for fewer lines of its first-level cache at once (24 on Zen 4) than memory could send meanwhile,
+// so memory is asked by the second-level cache, and only what is there soon goes to the first.
+constexpr i64 kAheadInL2 = 8192, kAheadInL1 = 2048, kAheadInL1OfFewBits = 4096;
 // Largest panels, in bytes, that a product of several row tiles prefetches while it computes the panels before them.
 constexpr i64 kMostPrefetched = 48 << 10;
 
@@ -311,11 +310,25 @@ template <typename F>
 constexpr bool kScalesOfHalves = F::kScales == Scales::nibbles || F::kScales == Scales::integers;
 template <typename F>
 constexpr bool kFewBits = kScalesOfHalves<F> || F::kScales == Scales::groups;
+// Whether a byte has more than one quant: a core that unpacks them looks less far ahead by itself.
+template <typename F>
+constexpr bool kUnpacks = F::kFormat != PanelFormat::q8_0;
 
 // Distance to the bytes read `ahead` bytes later than byte `at`, for `panels` panels read side by side, each of
 // `stride` bytes; the next group of panels follows them.
 GRAFT_VEC i64 bytes_ahead(i64 at, i64 ahead, i64 stride, i64 panels) {
   return at + ahead < stride ? ahead : ahead + (panels - 1) * stride;
+}
+
+template <int bytes>
+GRAFT_VEC void prefetch_into_l2(const std::byte* p) {
+#pragma GCC unroll 8
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+template <int bytes>
+GRAFT_VEC void prefetch_into_l1(const std::byte* p) {
+#pragma GCC unroll 8
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
 }
 
 // The sums of one block of 32 for M rows and N vectors of columns.
@@ -432,15 +445,14 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     const std::byte* q[N];
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * kQuantBytes + n % kParts * kVectorBytes;
     if (row == 0) {
-      constexpr bool kGemm = M > 3 && !kFewBits<F>;
-      constexpr int kCache = kGemm ? 2 : 3;  // locality for __builtin_prefetch: second-level cache, first-level cache
-      const i64 ahead =
-          bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kGemm ? kGemmAhead : kGemvAhead, panel_stride, kPanels);
+      const i64 at = panel_bytes(F::kFormat, b * kPanelBlock);
+      const i64 far = bytes_ahead(at, kAheadInL2, panel_stride, kPanels);
+      const i64 near = bytes_ahead(at, kFewBits<F> ? kAheadInL1OfFewBits : kAheadInL1, panel_stride, kPanels);
 #pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) {
-#pragma GCC unroll 8
-        for (int i = 0; i < kQuantBytes; i += 64) __builtin_prefetch(q[n] + i + ahead, 0, kCache);
-        if (F::kScales != Scales::groups || g == 0) __builtin_prefetch(base[n] + tail + g * 32 + ahead, 0, kCache);
+      for (int n = 0; n < N; n += kParts) {
+        prefetch_into_l2<kQuantBytes>(q[n] + far);
+        if (F::kScales != Scales::groups || g == 0) prefetch_into_l2<1>(base[n] + tail + g * 32 + far);
+        if constexpr (kUnpacks<F>) prefetch_into_l1<kQuantBytes>(q[n] + near);
       }
     }
     if constexpr (kFewBits<F>) {
@@ -535,7 +547,6 @@ template <int M>
 void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out,
                   i64 out_row) {
   constexpr int kQuantBytes = layout_of(PanelFormat::q6_k).quant_bytes;
-  const i64 ahead = row == 0 ? kGemvAhead : 0;
   const i64 blocks = depth / kPanelBlock;
   const std::int8_t* a = rows.q + row * depth;
   const float* scale = rows.scale + row * blocks;
@@ -548,6 +559,10 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
     for (int g = 0; g < 8; ++g) {
       const i64 b = first + g;
       const std::byte* q = panel + g * kQuantBytes + part * kVectorBytes;
+      if (row == 0) {
+        prefetch_into_l2<kQuantBytes>(q + kAheadInL2);
+        prefetch_into_l1<kQuantBytes>(q + kAheadInL1);
+      }
       const vb high0 = load_bytes(q + 256), high1 = load_bytes(q + 320);
       vb sums[M][2];
       for (int m = 0; m < M; ++m) {
@@ -556,7 +571,6 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const vb x = load_bytes(q + i * 64);
-        __builtin_prefetch(q + i * 64 + ahead);
         const vb w0 = Q6_K::low(x, high0, i), w1 = Q6_K::high(x, high1, i);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
