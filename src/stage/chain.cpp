@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/rethrow.h"
+#include "stage/beat.h"
 #include "stage/handshake.h"
 
 namespace graft::stage {
@@ -47,7 +48,7 @@ void Chain::ready() {
     for (Connection& connection : connections_) {
       if (!std::exchange(connection.owes, false)) continue;
       try {
-        answer(connection, Wait::seconds(options_.run_seconds));
+        answer(connection, {});
       } catch (const Unavailable&) {
         throw;
       } catch (const Refused&) {
@@ -86,19 +87,35 @@ Chain::Connection Chain::open(std::size_t number, const Wait& wait) const {
   } catch (const Error& error) {
     rethrow_with(out.where + ": ", error);
   }
-  answer(out, Wait::seconds(options_.run_seconds));
+  answer(out, {});
   return out;
 }
 
-Channel::Message Chain::answer(Connection& connection, const Wait& wait) const {
+Channel::Message Chain::answer(Connection& connection, const RunOptions& options) const {
+  const auto most = Clock::now() + duration_of(options_.run_seconds);
   Channel::Message message;
-  try {
-    message = connection.channel->receive(kProven, wait);
-  } catch (const Cancelled&) {
-    throw Unavailable(str(connection.where, " has not answered in ", options_.run_seconds, " seconds"));
-  } catch (const Unavailable& error) {
-    throw Unavailable(str(connection.where, ": ", error.what()));
-  }
+  do {
+    const auto silent = Clock::now() + duration_of(kSilentSeconds);
+    const auto deadline = options.deadline.value_or(Clock::time_point::max());
+    // What is cancelled is the wait for the beginning of a message, so that none is left half read.
+    try {
+      connection.channel->socket().await_bytes({std::min({most, silent, deadline}), options.cancel});
+    } catch (const Cancelled&) {
+      if ((options.cancel && options.cancel->cancelled()) || Clock::now() >= deadline) {
+        connection.owes = true;
+        throw;
+      }
+      GRAFT_CHECK(Unavailable, silent >= most, connection.where, " has said nothing for ", kSilentSeconds, " seconds");
+      throw Unavailable(str(connection.where, " has not answered in ", options_.run_seconds, " seconds"));
+    }
+    try {
+      message = connection.channel->receive(kProven, Wait::seconds(options_.run_seconds));
+    } catch (const Cancelled&) {
+      throw Unavailable(str(connection.where, " has not answered in ", options_.run_seconds, " seconds"));
+    } catch (const Unavailable& error) {
+      throw Unavailable(str(connection.where, ": ", error.what()));
+    }
+  } while (message.kind == Kind::working);
   if (message.kind == Kind::failed) throw_failure(message.meta, connection.where);
   GRAFT_CHECK(Refused, message.kind == Kind::done, connection.where, ": an answer of another kind was expected");
   return message;
@@ -106,26 +123,13 @@ Channel::Message Chain::answer(Connection& connection, const Wait& wait) const {
 
 Channel::Message Chain::exchange(Connection& connection, Kind kind, const Step& step, std::uint64_t payload,
                                  const RunOptions& options) {
-  const Wait most = Wait::seconds(options_.run_seconds);
   const std::vector<std::int64_t> numbers = step.numbers();
   try {
-    connection.channel->send(kind, std::as_bytes(std::span(numbers)), payload, most);
+    connection.channel->send(kind, std::as_bytes(std::span(numbers)), payload, Wait::seconds(options_.run_seconds));
   } catch (const Error& error) {
     throw Unavailable(str(connection.where, ": ", error.what()));
   }
-  if (options.cancel || options.deadline) {
-    // What is cancelled is the wait for the beginning of an answer, so that none is left half read.
-    const Wait until{std::min(options.deadline.value_or(most.until), most.until), options.cancel};
-    try {
-      connection.channel->socket().await_bytes(until);
-    } catch (const Cancelled&) {
-      const bool asked = (options.cancel && options.cancel->cancelled()) || until.until < most.until;
-      if (!asked) throw Unavailable(str(connection.where, " has not answered in ", options_.run_seconds, " seconds"));
-      connection.owes = true;
-      throw;
-    }
-  }
-  return answer(connection, most);
+  return answer(connection, options);
 }
 
 Channel& Chain::next() { return *connections_.front().channel; }

@@ -47,7 +47,8 @@ class GRAFT_API Chain {
   // Sends, and gives the answer, whose payload stays until the next exchange.
   Channel::Message exchange(Connection& connection, Kind kind, const Step& step, std::uint64_t payload,
                             const RunOptions& options);
-  Channel::Message answer(Connection& connection, const Wait& wait) const;
+  // Waits as long as the stage says that it is at work, and as the options say.
+  Channel::Message answer(Connection& connection, const RunOptions& options) const;
   template <typename Work>
   decltype(auto) guarded(const Work& work);
 

@@ -17,6 +17,7 @@ enum class Kind : std::uint16_t {
   open,           // from the driver: which stage it wants, and the sizes of the cache
   prepare,        // from the driver: plan for these sizes
   run,            // from the driver: compute
+  working,        // from the stage, meanwhile: that it is at work
   done,           // from the stage: the result of `open`, `prepare` or `run`
   failed,         // from the stage: an error, or why it refuses
 };
@@ -33,7 +34,7 @@ inline constexpr Limits kProven{std::uint32_t{1} << 26, std::uint64_t{1} << 30};
 struct Header {
   static constexpr std::size_t kBytes = 24;
   static constexpr std::uint32_t kMagic = 0x53545247;  // "GRTS"
-  static constexpr std::uint16_t kVersion = 1;
+  static constexpr std::uint16_t kVersion = 2;
 
   Kind kind = Kind::failed;
   std::uint32_t meta = 0;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/sha256.h"
+#include "stage/beat.h"
 #include "stage/channel.h"
 #include "stage/handshake.h"
 #include "stage/secret.h"
@@ -154,6 +155,27 @@ TEST(StageHeader, AnyBytesAreReadOrRefused) {
     } catch (const Refused&) {
     }
   }
+}
+
+TEST(StageBeat, SaysThatTheStageIsAtWorkUntilItAnswers) {
+  Pair pair(false);
+  Beat beat(*pair.stage);
+  for (int run = 0; run < 2; ++run) {
+    beat.start();
+    for (int i = 0; i < 2; ++i) {
+      const auto message = pair.driver->receive(kProven, Wait::seconds(30));
+      EXPECT_EQ(message.kind, Kind::working);
+      EXPECT_TRUE(message.meta.empty() && message.payload.empty());
+    }
+    beat.stop();
+    pair.stage->send(Kind::done, {}, 0, Wait::seconds(30));
+    Kind kind = Kind::working;
+    while (kind == Kind::working) kind = pair.driver->receive(kProven, Wait::seconds(30)).kind;
+    EXPECT_EQ(kind, Kind::done);
+    EXPECT_THROW(pair.driver->receive(kProven, Wait::seconds(1.5 * 0.5)), Cancelled);  // it says nothing at rest
+  }
+  beat.start();
+  pair.driver.reset();  // the driver has gone: nothing is thrown
 }
 
 TEST(StageStep, NumbersSurviveAndAnyOthersAreReadOrRefused) {

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/rethrow.h"
+#include "stage/beat.h"
 #include "stage/handshake.h"
 #include "stage/stage_info.h"
 #include "stage/step.h"
@@ -38,10 +39,28 @@ Address checked_address(const WorkerOptions& options) {
 class Driver {
  public:
   Driver(const std::shared_ptr<const Program>& program, const StageInfo& info, const WorkerOptions& options,
-         const std::shared_ptr<Arena>& arena, Turns& turns)
-      : program_(program), info_(info), options_(options), arena_(arena), turns_(turns) {}
+         const std::shared_ptr<Arena>& arena, Turns& turns, Channel& channel)
+      : program_(program), info_(info), options_(options), arena_(arena), turns_(turns), beat_(channel) {}
 
+  // Throws what is no error of the run: Refused, Unavailable.
   void answer(const Channel::Message& message, Channel& channel) {
+    beat_.start();
+    try {
+      compute(message, channel);
+    } catch (const Refused&) {
+      beat_.stop();
+      throw;
+    } catch (const Unavailable&) {
+      beat_.stop();
+      throw;
+    } catch (const Error& error) {
+      beat_.stop();
+      channel.send(Kind::failed, failure_of(error), 0, Wait::seconds(kReplySeconds));
+    }
+  }
+
+ private:
+  void compute(const Channel::Message& message, Channel& channel) {
     const bool first = !session_;
     GRAFT_CHECK(Refused, first == (message.kind == Kind::open), "a message of another kind was expected");
     switch (message.kind) {
@@ -56,7 +75,6 @@ class Driver {
     }
   }
 
- private:
   void open(const Opening& asked, Channel& channel) {
     GRAFT_CHECK(Refused, asked.model == info_.model, "this is a stage of another export (", info_.model.substr(0, 12),
                 ") than the driver's (", asked.model.substr(0, 12), ")");
@@ -98,7 +116,8 @@ class Driver {
     reply(channel, result, bytes);
   }
 
-  static void reply(Channel& channel, const Result& result, std::uint64_t payload) {
+  void reply(Channel& channel, const Result& result, std::uint64_t payload) {
+    beat_.stop();
     const std::vector<std::int64_t> numbers = result.numbers();
     channel.send(Kind::done, std::as_bytes(std::span(numbers)), payload, Wait::seconds(kReplySeconds));
   }
@@ -108,6 +127,7 @@ class Driver {
   const WorkerOptions& options_;
   const std::shared_ptr<Arena>& arena_;
   Turns& turns_;
+  Beat beat_;
   std::optional<Session> session_;
   std::vector<std::int64_t> kept_;
 };
@@ -194,19 +214,11 @@ void Worker::serve(Channel& channel) {
   const Socket& socket = channel.socket();
   try {
     welcome(channel, options_.secret, Wait::seconds(kHandshakeSeconds));
-    Driver driver(program_, info_, options_, arena_, turns_);
+    Driver driver(program_, info_, options_, arena_, turns_, channel);
     Channel::Message message = channel.receive(kProven, Wait::seconds(kHandshakeSeconds));
     tell("opened", socket, "");
     while (true) {
-      try {
-        driver.answer(message, channel);
-      } catch (const Refused&) {
-        throw;
-      } catch (const Unavailable&) {
-        throw;
-      } catch (const Error& error) {  // of the run: the connection goes on
-        channel.send(Kind::failed, failure_of(error), 0, Wait::seconds(kReplySeconds));
-      }
+      driver.answer(message, channel);
       message = channel.receive(kProven, {});
     }
   } catch (const Unavailable& error) {

@@ -215,11 +215,11 @@ def stories(tmp_path_factory):
     return whole, graft.export_llm(folder / "stories", folder / "cut.pte", stages=2)
 
 
-def header(kind, meta, payload=0, magic=b"GRTS", version=1):
+def header(kind, meta, payload=0, magic=b"GRTS", version=2):
     return magic + struct.pack("<HHIIQ", version, kind, meta, 0, payload)
 
 
-CHALLENGE, PROOF, WELCOME, OPEN, PREPARE, RUN, DONE, FAILED = range(1, 9)
+CHALLENGE, PROOF, WELCOME, OPEN, PREPARE, RUN, WORKING, DONE, FAILED = range(1, 10)
 
 
 class Peer:
@@ -250,7 +250,7 @@ class Peer:
         if len(head) < 24:
             return None, b""
         kind, meta, payload = struct.unpack("<HII", head[6:16])[0], *struct.unpack("<IIQ", head[8:24])[::2]
-        return kind, self.read(meta + payload)
+        return self.message() if kind == WORKING else (kind, self.read(meta + payload))
 
     def prove(self, secret=SECRET):
         kind, nonce = self.message()
@@ -281,7 +281,7 @@ def worker(stories, secret):
     [
         (b"GET / HTTP/1.1\r\nHost: stage\r\n\r\n", "no message of a stage"),
         (bytes(range(256)) * 40, "no message of a stage"),
-        (header(PROOF, 64, version=9) + bytes(64), "version 1 was expected, found 9"),
+        (header(PROOF, 64, version=9) + bytes(64), "version 2 was expected, found 9"),
         (header(77, 64) + bytes(64), "no message of kind 77"),
         (header(PROOF, 1 << 31), "at most 256 and 0 bytes"),
         (header(PROOF, 64, 1 << 40), "at most 256 and 0 bytes"),
@@ -453,6 +453,25 @@ def test_a_lost_stage_ends_its_sequences_and_no_others(tcp, stories, secret, tmp
             pass
         expected = graft.TextGenerator(whole, threads=1).generate("Once upon a time", max_new_tokens=300, ignore_eos=True)
         assert generator.take(ids[2]).tokens == expected.tokens
+
+
+@pytest.mark.parametrize("tcp", [True, False])
+def test_a_stage_that_stops_is_lost(tcp, stories, secret, tmp_path):
+    """Its host answers for it, but it no longer says that it is at work."""
+    whole, first = stories
+    settings = dict(max_new_tokens=8, ignore_eos=True)
+    expected = graft.TextGenerator(whole, threads=1).generate("The dog", **settings).tokens
+    with workers(first, 2, tmp_path, tcp=secret if tcp else None) as [worker]:
+        generator = graft.TextGenerator(first, threads=1, stages=[worker.address], secret=SECRET if tcp else "")
+        assert generator.generate("The dog", **settings).tokens == expected
+        worker.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED | os.WNOWAIT)
+        try:
+            with pytest.raises(graft.Unavailable, match="stage 1 of 2 at .* has said nothing for 5 seconds"):
+                generator.generate("The dog", **settings)
+        finally:
+            worker.process.send_signal(signal.SIGCONT)
+        assert generator.generate("The dog", **settings).tokens == expected
 
 
 def test_a_cancelled_run_leaves_the_sequences(stories, tmp_path):
