@@ -78,7 +78,8 @@ def measure(workload: Workload, trees: dict[str, Tree], rounds: int) -> list[lis
         for number in range(rounds):
             for position, case in enumerate(workload.case_names):
                 for side in random.Random(f"{case} {number}").sample(SIDES, 2):
-                    turn = run.one_turn(workers[side], names[side][position], number)
+                    its = {**workload.case(case), "name": names[side][position]}
+                    turn = run.one_turn(workers[side], its, number, cores[-1])
                     ms[case][side].append(statistics.median(turn["ms"]))
                     errors[case][side] = max(errors[case][side], turn["max_abs_error"])
     finally:
