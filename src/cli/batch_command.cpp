@@ -128,10 +128,9 @@ int BatchCommand::run() {
   options_.format = table ? batch::Format::jsonl : format_of(format_, options_.input);
   if (!text_column_.empty()) options_.columns.emplace_back("text", text_column_);
   for (const std::string& given : columns_) {
-    const std::size_t sign = given.find('=');
-    if (sign == std::string::npos || sign == 0 || sign + 1 == given.size())
-      throw CLI::ValidationError("--column", "'" + given + "' is not WHAT=NAME");
-    options_.columns.emplace_back(given.substr(0, sign), given.substr(sign + 1));
+    auto column = key_and_value(given);
+    if (!column || column->second.empty()) throw CLI::ValidationError("--column", "'" + given + "' is not WHAT=NAME");
+    options_.columns.push_back(*std::move(column));
   }
   options_.load = load_options_of(load_);
   options_.decoder.threads = load_.threads;

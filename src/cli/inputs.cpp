@@ -76,9 +76,9 @@ class Inputs {
 };
 
 std::pair<std::string, std::string> split(const std::string& assignment, std::string_view form) {
-  const std::size_t at = assignment.find('=');
-  if (at == std::string::npos || at == 0) fail("'", printable(assignment), "' must have the form ", form);
-  return {assignment.substr(0, at), assignment.substr(at + 1)};
+  auto found = key_and_value(assignment);
+  if (!found) fail("'", printable(assignment), "' must have the form ", form);
+  return *std::move(found);
 }
 
 Value number_from_text(const Inputs& inputs, std::size_t index, const std::string& text) {

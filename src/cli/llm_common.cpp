@@ -47,12 +47,11 @@ std::vector<std::shared_ptr<const Adapter>> load_adapters(const DecodeArgs& args
                                                           std::size_t prompts) {
   Adapters adapters(model->program());
   for (const std::string& given : args.adapters) {
-    const std::size_t sign = given.find('=');
-    if (sign == std::string::npos || sign == 0 || sign + 1 == given.size())
-      throw CLI::ValidationError("--lora", "'" + given + "' is not NAME=PATH");
-    const std::string name = given.substr(0, sign);
+    const auto named = key_and_value(given);
+    if (!named || named->second.empty()) throw CLI::ValidationError("--lora", "'" + given + "' is not NAME=PATH");
+    const auto& [name, path] = *named;
     if (adapters.has(name)) throw CLI::ValidationError("--lora", "two adapters have the name '" + name + "'");
-    adapters.load(name, given.substr(sign + 1));
+    adapters.load(name, path);
   }
   const std::vector<std::string> names = adapters.names();
   std::vector<std::string> chosen = args.chosen;

@@ -34,6 +34,12 @@ std::string element(const std::byte* at, DType dtype) {
 
 }  // namespace
 
+std::optional<std::pair<std::string, std::string>> key_and_value(const std::string& argument) {
+  const std::size_t sign = argument.find('=');
+  if (sign == std::string::npos || sign == 0) return std::nullopt;
+  return std::pair(argument.substr(0, sign), argument.substr(sign + 1));
+}
+
 std::string printable(std::string_view text) {
   std::string out(text);
   for (char& c : out)

@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "graft/graft.h"
@@ -29,6 +31,9 @@ template <typename ErrorType = InvalidArgument, typename... Parts>
 
 // Control characters replaced by '?': names come from files, and a terminal would interpret them.
 std::string printable(std::string_view text);
+
+// KEY and VALUE of an argument KEY=VALUE; none without a key or without the sign.
+std::optional<std::pair<std::string, std::string>> key_and_value(const std::string& argument);
 
 std::string bytes_text(std::uint64_t bytes);              // "86.7 MiB"
 std::string fixed(double value, int decimals);            // fixed(1.25, 1) is "1.2"
