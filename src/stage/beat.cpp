@@ -15,12 +15,11 @@ Beat::~Beat() {
   thread_.join();
 }
 
+// Runs that follow each other wake nobody: between them the thread waits for the next beat.
 void Beat::start() {
-  {
-    const std::lock_guard lock(mutex_);
-    working_ = true;
-  }
-  changed_.notify_one();
+  const std::lock_guard lock(mutex_);
+  working_ = true;
+  if (resting_) changed_.notify_one();
 }
 
 void Beat::stop() noexcept {
@@ -31,15 +30,15 @@ void Beat::stop() noexcept {
 void Beat::run() {
   std::unique_lock lock(mutex_);
   while (!ended_) {
-    if (!working_) {
-      changed_.wait(lock);
-    } else if (!changed_.wait_for(lock, kBeat, [this] { return ended_ || !working_; })) {
-      try {
-        channel_.send(Kind::working, {}, 0, Wait::seconds(kSilentSeconds));
-      } catch (const std::exception&) {  // the driver is gone, or a message is half sent
-        channel_.socket().shut_down();
-        working_ = false;
-      }
+    resting_ = !working_;
+    if (resting_) changed_.wait(lock, [this] { return ended_ || working_; });
+    resting_ = false;
+    if (changed_.wait_for(lock, kBeat, [this] { return ended_; }) || !working_) continue;
+    try {
+      channel_.send(Kind::working, {}, 0, Wait::seconds(kSilentSeconds));
+    } catch (const std::exception&) {  // the driver is gone, or a message is half sent
+      channel_.socket().shut_down();
+      working_ = false;
     }
   }
 }

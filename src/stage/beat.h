@@ -31,7 +31,7 @@ class GRAFT_API Beat {
   Channel& channel_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool working_ = false, ended_ = false;
+  bool working_ = false, resting_ = false, ended_ = false;
   std::thread thread_;
 };
 

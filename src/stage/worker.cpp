@@ -40,42 +40,45 @@ class Driver {
  public:
   Driver(const std::shared_ptr<const Program>& program, const StageInfo& info, const WorkerOptions& options,
          const std::shared_ptr<Arena>& arena, Turns& turns, Channel& channel)
-      : program_(program), info_(info), options_(options), arena_(arena), turns_(turns), beat_(channel) {}
+      : program_(program),
+        info_(info),
+        options_(options),
+        arena_(arena),
+        turns_(turns),
+        channel_(channel),
+        beat_(channel) {}
 
-  // Throws what is no error of the run: Refused, Unavailable.
-  void answer(const Channel::Message& message, Channel& channel) {
+  // After what it throws the connection ends.
+  void answer(const Channel::Message& message) {
     beat_.start();
     try {
-      compute(message, channel);
+      compute(message);
     } catch (const Refused&) {
-      beat_.stop();
       throw;
     } catch (const Unavailable&) {
-      beat_.stop();
       throw;
-    } catch (const Error& error) {
-      beat_.stop();
-      channel.send(Kind::failed, failure_of(error), 0, Wait::seconds(kReplySeconds));
+    } catch (const Error& error) {  // of the run: the connection goes on
+      send(Kind::failed, failure_of(error), 0);
     }
   }
 
  private:
-  void compute(const Channel::Message& message, Channel& channel) {
+  void compute(const Channel::Message& message) {
     const bool first = !session_;
     GRAFT_CHECK(Refused, first == (message.kind == Kind::open), "a message of another kind was expected");
     switch (message.kind) {
       case Kind::open:
-        return open(Opening::of(message.meta), channel);
+        return open(Opening::of(message.meta));
       case Kind::prepare:
-        return prepare(Step::of(message.meta), channel);
+        return prepare(Step::of(message.meta));
       case Kind::run:
-        return run(Step::of(message.meta), message.payload, channel);
+        return run(Step::of(message.meta), message.payload);
       default:
         throw Refused("a driver does not send such messages");
     }
   }
 
-  void open(const Opening& asked, Channel& channel) {
+  void open(const Opening& asked) {
     GRAFT_CHECK(Refused, asked.model == info_.model, "this is a stage of another export (", info_.model.substr(0, 12),
                 ") than the driver's (", asked.model.substr(0, 12), ")");
     GRAFT_CHECK(Refused, asked.stage == info_.stage && asked.stages == info_.stages, "this is stage ", info_.stage,
@@ -86,10 +89,10 @@ class Driver {
     session.arena = arena_;
     session.kv = asked.kv;
     session_.emplace(program_, session);
-    reply(channel, {}, 0);
+    reply({}, 0);
   }
 
-  void prepare(const Step& step, Channel& channel) {
+  void prepare(const Step& step) {
     std::vector<Value> carried;
     for (const TensorDesc& tensor : step.tensors)
       carried.push_back(Value::of(TensorView{nullptr, tensor.dtype, tensor.shape}));
@@ -98,10 +101,10 @@ class Driver {
     Result result;
     result.tensors = descs_of(session_->output_values(kMethod, inputs));
     session_->plan(kMethod, inputs);
-    reply(channel, result, 0);
+    reply(result, 0);
   }
 
-  void run(const Step& step, std::span<std::byte> payload, Channel& channel) {
+  void run(const Step& step, std::span<std::byte> payload) {
     const std::vector<Value> inputs = inputs_of(step, kept_, in_payload(step.tensors, payload));
     RunOptions options;
     options.kv_rows = step.sequences;
@@ -110,16 +113,20 @@ class Driver {
     {
       const Turns::Turn turn(turns_);
       result.tensors = descs_of(session_->run_into(
-          kMethod, inputs, [&](std::span<Value> outputs) { bytes = place_outgoing(outputs, channel); }, options));
+          kMethod, inputs, [&](std::span<Value> outputs) { bytes = place_outgoing(outputs, channel_); }, options));
     }
     for (const std::int64_t sequence : step.sequences) result.shortest.push_back(session_->kv_shortest(sequence));
-    reply(channel, result, bytes);
+    reply(result, bytes);
   }
 
-  void reply(Channel& channel, const Result& result, std::uint64_t payload) {
-    beat_.stop();
+  void reply(const Result& result, std::uint64_t payload) {
     const std::vector<std::int64_t> numbers = result.numbers();
-    channel.send(Kind::done, std::as_bytes(std::span(numbers)), payload, Wait::seconds(kReplySeconds));
+    send(Kind::done, std::as_bytes(std::span(numbers)), payload);
+  }
+
+  void send(Kind kind, std::span<const std::byte> meta, std::uint64_t payload) {
+    beat_.stop();
+    channel_.send(kind, meta, payload, Wait::seconds(kReplySeconds));
   }
 
   const std::shared_ptr<const Program>& program_;
@@ -127,6 +134,7 @@ class Driver {
   const WorkerOptions& options_;
   const std::shared_ptr<Arena>& arena_;
   Turns& turns_;
+  Channel& channel_;
   Beat beat_;
   std::optional<Session> session_;
   std::vector<std::int64_t> kept_;
@@ -218,7 +226,7 @@ void Worker::serve(Channel& channel) {
     Channel::Message message = channel.receive(kProven, Wait::seconds(kHandshakeSeconds));
     tell("opened", socket, "");
     while (true) {
-      driver.answer(message, channel);
+      driver.answer(message);
       message = channel.receive(kProven, {});
     }
   } catch (const Unavailable& error) {

@@ -320,15 +320,12 @@ GRAFT_VEC i64 bytes_ahead(i64 at, i64 ahead, i64 stride, i64 panels) {
   return at + ahead < stride ? ahead : ahead + (panels - 1) * stride;
 }
 
-template <int bytes>
-GRAFT_VEC void prefetch_into_l2(const std::byte* p) {
+// Localities of __builtin_prefetch.
+constexpr int kIntoL1 = 3, kIntoL2 = 2;
+template <int bytes, int locality>
+GRAFT_VEC void prefetch(const std::byte* p) {
 #pragma GCC unroll 8
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
-template <int bytes>
-GRAFT_VEC void prefetch_into_l1(const std::byte* p) {
-#pragma GCC unroll 8
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, locality);
 }
 
 // The sums of one block of 32 for M rows and N vectors of columns.
@@ -450,9 +447,9 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
       const i64 near = bytes_ahead(at, kFewBits<F> ? kAheadInL1OfFewBits : kAheadInL1, panel_stride, kPanels);
 #pragma GCC unroll 2
       for (int n = 0; n < N; n += kParts) {
-        prefetch_into_l2<kQuantBytes>(q[n] + far);
-        if (F::kScales != Scales::groups || g == 0) prefetch_into_l2<1>(base[n] + tail + g * 32 + far);
-        if constexpr (kUnpacks<F>) prefetch_into_l1<kQuantBytes>(q[n] + near);
+        prefetch<kQuantBytes, kIntoL2>(q[n] + far);
+        if (F::kScales != Scales::groups || g == 0) prefetch<1, kIntoL2>(base[n] + tail + g * 32 + far);
+        if constexpr (kUnpacks<F>) prefetch<kQuantBytes, kIntoL1>(q[n] + near);
       }
     }
     if constexpr (kFewBits<F>) {
@@ -560,8 +557,8 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
       const i64 b = first + g;
       const std::byte* q = panel + g * kQuantBytes + part * kVectorBytes;
       if (row == 0) {
-        prefetch_into_l2<kQuantBytes>(q + kAheadInL2);
-        prefetch_into_l1<kQuantBytes>(q + kAheadInL1);
+        prefetch<kQuantBytes, kIntoL2>(q + kAheadInL2);
+        prefetch<kQuantBytes, kIntoL1>(q + kAheadInL1);
       }
       const vb high0 = load_bytes(q + 256), high1 = load_bytes(q + 320);
       vb sums[M][2];
