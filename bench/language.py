@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import large_models
 from language_models import CONFIGS, architecture, sizes
 from language_models import make as make_model
 from peers.language import Text
@@ -25,11 +26,21 @@ if TYPE_CHECKING:
 TOOLS = Path(__file__).resolve().parents[1] / "test" / "python" / "llm"
 VARIANTS = 7
 BATCH_VARIANTS = 3  # each of several sequences
+LARGE_VARIANTS = 2  # of a large model
+
+
 def make(workload: Workload, folder: Path) -> None:
-    """`hf`: a folder of Hugging Face in bf16, with a tokenizer of as many words; and a GGUF file of the same weights."""
+    """`hf`: a folder of Hugging Face in bf16, with a tokenizer of as many words; and a GGUF file of the same weights. Of a large model
+    the GGUF file alone."""
     stamp = folder / "made.json"
     wanted = {"model": workload.model, "weights": workload.weights}
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
+        return
+    if workload.model in large_models.CONFIGS:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        large_models.write_gguf(workload.model, workload.weights, folder / f"{workload.weights}.gguf")
+        stamp.write_text(json.dumps(wanted))
         return
     import torch
     from transformers import AutoModelForCausalLM
@@ -81,12 +92,19 @@ def _texts(workload: Workload) -> tuple[int, int]:
     if len(sequences) != 1:
         raise ValueError(f"{workload.name}: cases of {sorted(sequences)} sequences")
     [count] = sequences
-    return (BATCH_VARIANTS, count) if count else (VARIANTS, 1)
+    alone = LARGE_VARIANTS if workload.model in large_models.CONFIGS else VARIANTS
+    return (BATCH_VARIANTS, count) if count else (alone, 1)
+
+
+def context(workload: Workload) -> tuple[int, int]:
+    """Tokens of a sequence and sequences that an engine must hold."""
+    sequences = _texts(workload)[1]
+    return max(2048 if sequences == 1 else 512, *(case["prompt"] + case["steps"] for case in workload.cases), 0), sequences
 
 
 def write_references(workload: Workload, folder: Path) -> None:
     """The logits after every case's last token, eager PyTorch's in f32: `logits` on the weights as stored in the GGUF file,
-    `unrounded` on those that they were made from."""
+    `unrounded` on those that they were made from, but of a large model."""
     stamp = folder / "written.json"
     ends = _ends(workload)
     variants, sequences = _texts(workload)
@@ -94,6 +112,12 @@ def write_references(workload: Workload, folder: Path) -> None:
     if sequences > 1:
         wanted["sequences"] = sequences
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
+        return
+    if workload.model in large_models.CONFIGS:
+        texts = [tokens_of(workload.model, variant, ends[-1]) for variant in range(variants * sequences)]
+        for variant, logits in enumerate(large_models.logits(workload.model, workload.weights, texts, ends)):
+            np.savez(folder / f"{variant}.npz", logits=logits)
+        stamp.write_text(json.dumps(wanted))
         return
     import torch
     from transformers import AutoModelForCausalLM
@@ -123,11 +147,12 @@ def write_references(workload: Workload, folder: Path) -> None:
 def read_references(workload: Workload, folder: Path) -> dict[str, list[tuple[Text, np.ndarray]]]:
     """Of a case of several sequences the expectation is [2, sequences, vocabulary]: after the prompts, after the steps."""
     ends, (variants, sequences) = _ends(workload), _texts(workload)
-    logits, unrounded = [], []
+    logits: list[np.ndarray] = []
+    unrounded: list[np.ndarray | None] = []
     for variant in range(variants * sequences):
         with np.load(folder / f"{variant}.npz") as saved:
             logits.append(saved["logits"])
-            unrounded.append(saved["unrounded"])
+            unrounded.append(saved["unrounded"] if "unrounded" in saved else None)
     cases: dict[str, list[tuple[Text, np.ndarray]]] = {}
     for case in workload.cases:
         prompt, count = case["prompt"], case["prompt"] + case["steps"]
@@ -140,7 +165,8 @@ def read_references(workload: Workload, folder: Path) -> dict[str, list[tuple[Te
                 expected = np.stack([[logits[i][ends.index(end)] for i in of] for end in (prompt, count)])
             else:
                 tokens, expected = tokens_of(workload.model, variant, count), logits[variant][last]
-            found.append((Text(variant, tokens, prompt, np.stack([unrounded[i][last] for i in of])), expected))
+            exact = None if unrounded[variant] is None else np.stack([unrounded[i][last] for i in of])
+            found.append((Text(variant, tokens, prompt, exact), expected))
     return cases
 
 

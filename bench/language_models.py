@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import large_models
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
         "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
@@ -37,6 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)],
         "tie_word_embeddings": True,
     },
+    **large_models.CONFIGS,
 }  # fmt: skip
 # transformers' class and the architecture of GGUF files, as test/python/llm names them.
 _KINDS = {
@@ -44,6 +47,7 @@ _KINDS = {
     "qwen3.5-0.8b": ("Qwen3_5Text", "qwen35"),
     "granite-4.0-h-350m": ("GraniteMoeHybrid", "granitehybrid_dense"),
     "lfm2-350m": ("Lfm2", "lfm2"),
+    **large_models.KINDS,
 }
 
 
@@ -73,7 +77,7 @@ def make(model: str) -> Any:
 class Sizes:
     """Of all layers together, in elements."""
 
-    matrices: int  # but for the output's
+    matrices: int  # but for the output's; of experts those that a token takes
     queries: int  # of a token
     keys: int  # of a token; as many values
     state: int  # of the recurrences of a sequence
@@ -82,6 +86,8 @@ class Sizes:
 def sizes(model: str) -> Sizes:
     config = CONFIGS[model]
     hidden, forward = config["hidden_size"], config.get("shared_intermediate_size", config["intermediate_size"])
+    if "num_experts_per_tok" in config and "moe_intermediate_size" in config:
+        forward = config["num_experts_per_tok"] * config["moe_intermediate_size"]
     head = config.get("head_dim", hidden // config["num_attention_heads"])
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     kinds = config.get("layer_types", ["full_attention"] * config["num_hidden_layers"])

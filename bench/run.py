@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import language
 import machine
 import neighbour
 import peers
@@ -37,7 +38,7 @@ SETTLE_SECONDS = 0.2
 # disturbed one counts.
 MOST_STOLEN = 0.05
 TURNS = 5
-ANSWER_SECONDS = 900
+ANSWER_SECONDS = 3600  # a large model runs all its cases once before it answers
 
 
 class PeerFailed(Exception):
@@ -154,6 +155,8 @@ def prepare(peer: str, workload: Workload, folder: Path, log: Path) -> dict[str,
     identity = call(python_of(peer), "identify", peer, log=log, threads=workload.threads)
     stamp = folder / "identity.json"
     wanted = {**identity, "model": workload.model, "weights": workload.weights}
+    if workload.kind == "language":
+        wanted["context"] = language.context(workload)[0]
     if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
         say(f"  {peer}: preparing")
         stamp.unlink(missing_ok=True)
@@ -302,7 +305,7 @@ def say(text: str) -> None:
 def main() -> None:
     all_workloads = workloads.load()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", action="append", choices=sorted(all_workloads), help="all of them by default")
+    parser.add_argument("--workload", action="append", choices=sorted(all_workloads), help="by default all but the optional ones")
     parser.add_argument("--peers", default="", help="only these, separated by commas")
     parser.add_argument("--without", default="", help="all but these")
     parser.add_argument("--rounds", type=int, help="instead of the workload's own number")
@@ -316,7 +319,7 @@ def main() -> None:
     for name in only + without:
         if name not in known:
             parser.error(f"expected peers of {', '.join(known)}, found {name}")
-    for name in options.workload or all_workloads:
+    for name in options.workload or workloads.usual(all_workloads):
         workload = all_workloads[name]
         chosen = [peer for peer in workload.peers if (not only or peer in only) and peer not in without]
         measure(workload, chosen, options.rounds or workload.rounds, options.results, options.fresh)

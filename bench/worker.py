@@ -53,8 +53,15 @@ def prepare(name: str, workload_name: str, folder: str):
     workload = workloads.load()[workload_name]
     Path(folder).mkdir(parents=True, exist_ok=True)
     source = Path(folder).parent / "model" if workload.kind == "language" else models.source(workload.model)
-    peers.get(name).prepare(source, Path(folder))
+    _peer(name, workload).prepare(source, Path(folder))
     yield {"done": True}
+
+
+def _peer(name: str, workload: workloads.Workload) -> peers.Peer:
+    peer = peers.get(name)
+    if workload.kind == "language":
+        peer.context, peer.sequences = language.context(workload)
+    return peer
 
 
 def reference(workload_name: str, folder: str):
@@ -91,8 +98,8 @@ def _cases(workload: workloads.Workload, references: str) -> dict[str, list[tupl
 
 
 def serve(name: str, workload_name: str, folder: str, references: str):
-    peer = peers.get(name)
     workload = workloads.load()[workload_name]
+    peer = _peer(name, workload)
     cases = _cases(workload, references)
     peer.import_runtime()
     imported = _memory_mb("VmRSS")

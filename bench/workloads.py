@@ -23,6 +23,7 @@ class Workload:
     peers: tuple[str, ...]
     cases: tuple[dict[str, Any], ...]
     goals: tuple[dict[str, Any], ...] = ()
+    optional: bool = False  # only by its name
     kind: str = "calls"  # or "language": cases of a prompt and steps, see language.py
     weights: str = "f32"  # how a language model's matrices are stored, as ggml names it
     readme: dict[str, str] = field(default_factory=dict)  # the README's rows: case -> what they are called
@@ -38,6 +39,11 @@ class Workload:
         """What a sample depends on: samples taken under another definition are not comparable."""
         fields = asdict(self)
         return {key: fields[key] for key in ("name", "model", "weights", "threads", "warmup", "calls", "cases")}
+
+
+def usual(workloads: dict[str, Workload]) -> list[str]:
+    """The names of those that run where none is named."""
+    return [name for name, workload in workloads.items() if not workload.optional]
 
 
 def load(path: Path = BENCH / "workloads.toml") -> dict[str, Workload]:

@@ -19,6 +19,9 @@ class Peer:
     packages: tuple[str, ...] = ()  # whose versions identify it
     environment = "project"  # or "peers", "language": the virtual environments of bench/
     peak_mb: float | None = None  # where the memory that counts is not the worker's
+    # Of a language model, given before prepare() and load(): tokens of a sequence and sequences that it must hold.
+    context = 0
+    sequences = 1
     seconds: float | None = None  # of the last `run`, where the peer's own clock says it better
 
     def prepare(self, source: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""graft with eight rows of keys and values: a step is one run of [8, 1] tokens."""
+"""graft with a row of keys and values for each sequence: a step is one run of [sequences, 1] tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from peers.language import BatchPeer
 
 
 class GraftBatch(BatchPeer, GraftLanguage):
-    rows = 8
-
     def feed_all(self, tokens: np.ndarray, past: int) -> Any:
         torch = self._torch
         sequences, count = tokens.shape

@@ -12,18 +12,16 @@ from typing import Any
 from peers.graft import Graft
 from peers.language import LanguagePeer, gguf
 
-CONTEXT = 2048
 CHUNK = 512
 
 
 class GraftLanguage(LanguagePeer):
     packages = Graft.packages
     fingerprint = Graft.fingerprint
-    rows = 1
 
     def prepare(self, source: Any, folder: Path) -> None:
         command = [str(Path(sys.executable).with_name("graft")), "export", str(gguf(source)), "-o", str(folder / "model.pte")]
-        subprocess.run([*command, "--context", str(CONTEXT), "--pack"], check=True)
+        subprocess.run([*command, "--context", str(self.context), "--pack"], check=True)
 
     def import_runtime(self) -> None:
         import graft
@@ -37,7 +35,7 @@ class GraftLanguage(LanguagePeer):
         import torch
 
         torch.set_float32_matmul_precision("medium")
-        self._model = graft.load(folder / "model.pte", threads=threads, kv_length=CONTEXT, kv_rows=self.rows, kv_dtype="bf16")
+        self._model = graft.load(folder / "model.pte", threads=threads, kv_length=self.context, kv_rows=self.sequences, kv_dtype="bf16")
         self._forward = self._model.methods["step"]
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""ik_llama.cpp with eight sequences: a step is one llama_decode of a token of each."""
+"""ik_llama.cpp with several sequences: a step is one llama_decode of a token of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from peers.llama_cpp import SETTINGS
 
 
 class IkLlamaCppBatch(IkLlamaCpp, BatchPeer):
-    sequences = 8
     settings = [(flash, ubatch) for flash, ubatch in SETTINGS if not flash]  # which ends in an assertion there
 
 

@@ -15,15 +15,12 @@ import numpy as np
 
 from peers.language import LanguagePeer, gguf
 
-CONTEXT = 2048
-LEAST = 512  # tokens per sequence when there are several
 SETTINGS = [(flash, ubatch) for flash in (1, 0) for ubatch in (512, 128)]
 
 
 class LlamaCpp(LanguagePeer):
     packages = ("llama-cpp-python",)
     environment = "language"
-    sequences = 1
     settings = SETTINGS
     flash = "flash_attn_type"  # the parameter of contexts
 
@@ -52,7 +49,7 @@ class LlamaCpp(LanguagePeer):
         if not self._model:
             raise RuntimeError(f"{name} does not load the file")
         self._width = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
-        self._batch = lib.llama_batch_init(CONTEXT, 0, 1)
+        self._batch = lib.llama_batch_init(self.context * self.sequences, 0, 1)
         seconds = {}
         for setting in self.settings:
             self._context = self._open(*setting, threads)
@@ -69,8 +66,7 @@ class LlamaCpp(LanguagePeer):
 
     def _open(self, flash: int, ubatch: int, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
-        params.n_ctx = max(CONTEXT, LEAST * self.sequences)
-        params.n_batch = CONTEXT
+        params.n_ctx = params.n_batch = self.context * self.sequences
         params.n_seq_max = self.sequences
         params.n_ubatch = ubatch
         params.n_threads = params.n_threads_batch = threads

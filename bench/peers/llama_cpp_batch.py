@@ -1,4 +1,4 @@
-"""llama.cpp with eight sequences: a step is one llama_decode of a token of each."""
+"""llama.cpp with several sequences: a step is one llama_decode of a token of each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from peers.llama_cpp import LlamaCpp
 
 
 class LlamaCppBatch(LlamaCpp, BatchPeer):
-    sequences = 8
+    pass
 
 
 PEER = LlamaCppBatch()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from peers.language import LanguagePeer
-from peers.llama_cpp import CONTEXT
 
 
 class OnnxRuntimeGenAI(LanguagePeer):
@@ -36,7 +35,7 @@ class OnnxRuntimeGenAI(LanguagePeer):
         config.overlay(json.dumps({"model": {"decoder": {"session_options": options}}}))
         self._model = self._genai.Model(config)
         self._params = self._genai.GeneratorParams(self._model)
-        self._params.set_search_options(max_length=CONTEXT, do_sample=False)
+        self._params.set_search_options(max_length=self.context, do_sample=False)
         self._generator = self._genai.Generator(self._model, self._params)
 
     def clear(self) -> None:

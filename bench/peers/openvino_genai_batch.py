@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's ContinuousBatchingPipeline on eight requests, with 8-bit weights of NNCF.
+"""OpenVINO GenAI's ContinuousBatchingPipeline on several requests, with 8-bit weights of NNCF.
 
 It hands out tokens, not logits, and goes on with those that it finds most likely: the steps after the one that gives all
 requests their first token are timed. What it found most likely after the prompts is compared with the reference.
@@ -15,8 +15,6 @@ import numpy as np
 from peers.language import Text
 from peers.openvino_genai import OpenVinoGenAI
 
-SEQUENCES = 8
-
 
 class OpenVinoBatch(OpenVinoGenAI):
     _request = 0
@@ -26,8 +24,8 @@ class OpenVinoBatch(OpenVinoGenAI):
 
         self._genai = openvino_genai
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.cache_size = 2  # GB
-        scheduler.max_num_seqs = SEQUENCES
+        scheduler.cache_size = 2 + self.sequences * self.context // 10_000  # GB
+        scheduler.max_num_seqs = self.sequences
         scheduler.max_num_batched_tokens = 2048
         scheduler.dynamic_split_fuse = False
         scheduler.enable_prefix_caching = False

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from peers import Peer
-from peers.graft_language import CONTEXT, GraftLanguage
+from peers.graft_language import GraftLanguage
 from peers.language import Text, gguf
 from peers.llama_cpp import LlamaCpp
 
@@ -36,7 +36,7 @@ class Program(Peer):
         prompt = self._folder / f"{inputs.variant}-{inputs.prompt}.tokens"
         if not prompt.exists():
             inputs.tokens[: inputs.prompt].tofile(prompt)
-        command = [*self.program(), str(prompt), str(self._threads), str(CONTEXT), str(len(inputs.steps))]
+        command = [*self.program(), str(prompt), str(self._threads), str(self.context), str(len(inputs.steps))]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         said = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)

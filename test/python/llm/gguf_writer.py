@@ -65,7 +65,7 @@ def is_matrix(name: str, tensor: torch.Tensor) -> bool:
 def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], kind: str = "f32") -> Path:
     """Matrices in that type, everything else in f32. Values: bool, int (u32), float (f32), text, lists of text, and arrays of i32 and f32."""
     kinds = {name: kind if is_matrix(name, tensor) else "f32" for name, tensor in tensors.items()}
-    data = {name: _stored(tensor.detach(), kinds[name]) for name, tensor in tensors.items()}
+    data = {name: stored(tensor.detach(), kinds[name]) for name, tensor in tensors.items()}
     entries = {name: (tuple(tensor.shape), kinds[name], len(data[name])) for name, tensor in tensors.items()}
     head, _ = gguf_head(values, entries)
     path.write_bytes(head + b"".join(content + bytes(-len(content) % _ALIGNMENT) for content in data.values()))
@@ -92,7 +92,7 @@ def gguf_head(
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
-def _stored(tensor: torch.Tensor, kind: str) -> bytes:
+def stored(tensor: torch.Tensor, kind: str) -> bytes:
     if kind in _DTYPES:
         return tensor.to(_DTYPES[kind]).contiguous().view(torch.uint8).numpy().tobytes()
     return quantize(tensor.to(torch.float32).contiguous(), kind).tobytes()
@@ -173,7 +173,7 @@ def tensors_of(model: torch.nn.Module, architecture: str) -> dict[str, torch.Ten
             continue
         parts = name.removeprefix("model.").split(".")
         if parts[0] != "layers":
-            tensors[f"{_OUTSIDE[parts[0]]}.weight"] = tensor + (1.0 if gemma and parts[0] == "norm" else 0.0)
+            tensors[f"{_OUTSIDE[parts[0]]}.weight"] = tensor + 1 if gemma and parts[0] == "norm" else tensor
             continue
         block, rest = f"blk.{parts[1]}", ".".join(parts[2:])
         if rest == "mlp.experts.gate_up_proj":
@@ -186,7 +186,7 @@ def tensors_of(model: torch.nn.Module, architecture: str) -> dict[str, torch.Ten
             if architecture == "llama" and stem in ("self_attn.q_proj", "self_attn.k_proj"):
                 heads = config.num_attention_heads if "q_proj" in stem else config.num_key_value_heads
                 tensor = tensor.reshape(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
-            tensors[f"{block}.{names[stem]}.{end}"] = tensor + (1.0 if gemma and stem.endswith("norm") else 0.0)
+            tensors[f"{block}.{names[stem]}.{end}"] = tensor + 1 if gemma and stem.endswith("norm") else tensor
     return tensors
 
 
