@@ -432,7 +432,7 @@ def test_a_server_that_runs_already_is_measured(bench):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         endpoint, sample = load.Endpoint.of(url + "/some/v1"), load.Sample()
-        asyncio.run(load.stream(endpoint, 7, SimpleNamespace(prompt=5, new=2), sample))
+        asyncio.run(load.stream(endpoint, 7, SimpleNamespace(prompt=5, new=2, vocabulary=100), sample))
         with pytest.raises(RuntimeError, match="lists no model"):
             load.Endpoint.of(url + "/v1")
         server.shutdown()
