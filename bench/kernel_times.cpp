@@ -2,7 +2,8 @@
 // usage: graft_kernel_times PACKAGE.pte THREADS TOKENS PAST [SEQUENCES]
 // Prints the JSON of `graft inspect --plan --json` with "milliseconds", the least of several runs, for each entry of
 // the plan's "order".
-// Dynamic sizes of inputs become SEQUENCES (the first, 1 by default) and TOKENS; the KV cache holds PAST tokens of each before.
+// Dynamic sizes of inputs become SEQUENCES (the first, 1 by default) and TOKENS; the KV cache holds PAST tokens of each
+// before.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +31,10 @@ class Inputs {
     for (const graft::ValueInfo& info : method.inputs) {
       graft::Shape shape;
       for (const graft::DimInfo& dim : info.dims)
-        shape.push_back(dim.min == dim.max ? dim.min : shape.rank() > 0 ? tokens : info.dims.size() > 1 ? sequences : 1);
+        shape.push_back(dim.min == dim.max     ? dim.min
+                        : shape.rank() > 0     ? tokens
+                        : info.dims.size() > 1 ? sequences
+                                               : 1);
       std::int64_t count = 1;
       for (const std::int64_t size : shape.sizes()) count *= size;
       if (info.dtype == graft::DType::f32) {
@@ -74,8 +78,8 @@ int main(int argc, char** argv) try {
   options.threads = std::atoi(argv[2]);
   options.kv = {.rows = sequences, .length = 2048, .type = graft::KvType::bf16};
   graft::Session session(program, options);
-  const bool has_cache = std::ranges::any_of(
-      method.inputs, [](const graft::ValueInfo& info) { return info.name == "logits_to_keep"; });
+  const bool has_cache =
+      std::ranges::any_of(method.inputs, [](const graft::ValueInfo& info) { return info.name == "logits_to_keep"; });
   if (past > 0) session.run(name, Inputs(method, past, 0, sequences).values);
   const Inputs inputs(method, tokens, past, sequences);
   std::vector<double> least;

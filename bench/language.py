@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import large_models
-from language_models import CONFIGS, architecture, sizes
+from language_models import CONFIGS, LARGE, architecture, sizes
 from language_models import make as make_model
 from peers.language import Text
 
 if TYPE_CHECKING:
     from workloads import Workload
 
-TOOLS = Path(__file__).resolve().parents[1] / "test" / "python" / "llm"
 VARIANTS = 7
 BATCH_VARIANTS = 3  # each of several sequences
 LARGE_VARIANTS = 2  # of a large model
@@ -36,33 +34,33 @@ def make(workload: Workload, folder: Path) -> None:
     wanted = {"model": workload.model, "weights": workload.weights}
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return
-    if workload.model in large_models.CONFIGS:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        large_models.write_gguf(workload.model, workload.weights, folder / f"{workload.weights}.gguf")
-        stamp.write_text(json.dumps(wanted))
-        return
-    import torch
-    from transformers import AutoModelForCausalLM
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    gguf = folder / f"{workload.weights}.gguf"
+    if workload.model in LARGE:
+        large_models.write_gguf(workload.model, workload.weights, gguf)
+    else:
+        _make_both(workload, folder, gguf)
+    stamp.write_text(json.dumps(wanted))
 
-    sys.path.append(str(TOOLS))
+
+def _make_both(workload: Workload, folder: Path, gguf: Path) -> None:
     import gguf_recurrent
     import gguf_writer
+    import torch
+    from transformers import AutoModelForCausalLM
 
     hf = folder.parent.parent / "models" / workload.model  # one for all types of weights
     if not (hf / "model.safetensors").exists():
         make_model(workload.model).to(torch.bfloat16).save_pretrained(hf)
         _tokenizer(CONFIGS[workload.model]["vocab_size"]).save_pretrained(hf)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     (folder / "hf").symlink_to(hf.resolve())
     model, name = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.bfloat16), architecture(workload.model)
     if name in gguf_recurrent.CONFIGS:
         values, tensors = gguf_recurrent.values(model.config, name), gguf_recurrent.tensors(model, name)
     else:
         values, tensors = gguf_writer.values_of(model.config, name), gguf_writer.tensors_of(model, name)
-    gguf_writer.write_gguf(folder / f"{workload.weights}.gguf", values, tensors, workload.weights)
-    stamp.write_text(json.dumps(wanted))
+    gguf_writer.write_gguf(gguf, values, tensors, workload.weights)
 
 
 def _tokenizer(size: int) -> Any:
@@ -92,14 +90,14 @@ def _texts(workload: Workload) -> tuple[int, int]:
     if len(sequences) != 1:
         raise ValueError(f"{workload.name}: cases of {sorted(sequences)} sequences")
     [count] = sequences
-    alone = LARGE_VARIANTS if workload.model in large_models.CONFIGS else VARIANTS
+    alone = LARGE_VARIANTS if workload.model in LARGE else VARIANTS
     return (BATCH_VARIANTS, count) if count else (alone, 1)
 
 
-def context(workload: Workload) -> tuple[int, int]:
+def capacity(workload: Workload) -> tuple[int, int]:
     """Tokens of a sequence and sequences that an engine must hold."""
     sequences = _texts(workload)[1]
-    return max(2048 if sequences == 1 else 512, *(case["prompt"] + case["steps"] for case in workload.cases), 0), sequences
+    return max(2048 if sequences == 1 else 512, *(case["prompt"] + case["steps"] for case in workload.cases)), sequences
 
 
 def write_references(workload: Workload, folder: Path) -> None:
@@ -113,35 +111,33 @@ def write_references(workload: Workload, folder: Path) -> None:
         wanted["sequences"] = sequences
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return
-    if workload.model in large_models.CONFIGS:
-        texts = [tokens_of(workload.model, variant, ends[-1]) for variant in range(variants * sequences)]
-        for variant, logits in enumerate(large_models.logits(workload.model, workload.weights, texts, ends)):
-            np.savez(folder / f"{variant}.npz", logits=logits)
-        stamp.write_text(json.dumps(wanted))
-        return
+    texts = [tokens_of(workload.model, variant, ends[-1]) for variant in range(variants * sequences)]
+    if workload.model in LARGE:
+        found = [{"logits": logits} for logits in large_models.logits(workload.model, workload.weights, texts, ends)]
+    else:
+        found = _logits(workload, folder.parent / "model" / "hf", texts, ends)
+    for variant, arrays in enumerate(found):
+        np.savez(folder / f"{variant}.npz", **arrays)
+    stamp.write_text(json.dumps(wanted))
+
+
+def _logits(workload: Workload, hf: Path, texts: list[np.ndarray], ends: list[int]) -> list[dict[str, np.ndarray]]:
+    import gguf_writer
     import torch
     from transformers import AutoModelForCausalLM
 
-    sys.path.append(str(TOOLS))
-    import gguf_writer
-
-    model = AutoModelForCausalLM.from_pretrained(folder.parent / "model" / "hf", dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float32).eval()
 
     def computed() -> list[np.ndarray]:
-        found, keep = [], torch.tensor(ends) - 1
-        for variant in range(variants * sequences):
-            ids = torch.from_numpy(tokens_of(workload.model, variant, ends[-1]))[None]
-            found.append(model(input_ids=ids, logits_to_keep=keep).logits[0].numpy())
-        return found
+        keep = torch.tensor(ends) - 1
+        return [model(input_ids=torch.from_numpy(text)[None], logits_to_keep=keep).logits[0].numpy() for text in texts]
 
     with torch.no_grad():
         unrounded = computed()
         for parameter in model.parameters():
             if parameter.dim() > 1 and parameter.shape[-1] % 32 == 0:  # no convolution's taps
                 parameter.copy_(gguf_writer.rounded(parameter, workload.weights))
-        for variant, logits in enumerate(computed()):
-            np.savez(folder / f"{variant}.npz", logits=logits, unrounded=unrounded[variant])
-    stamp.write_text(json.dumps(wanted))
+        return [{"logits": a, "unrounded": b} for a, b in zip(computed(), unrounded, strict=True)]
 
 
 def read_references(workload: Workload, folder: Path) -> dict[str, list[tuple[Text, np.ndarray]]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import large_models
+# For gguf_writer and gguf_recurrent. They are imported where they are called: environments of peers have no graft.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "test" / "python" / "llm"))
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": {
@@ -39,7 +42,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)],
         "tie_word_embeddings": True,
     },
-    **large_models.CONFIGS,
+    "qwen3-4b": {
+        "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
+    },
+    "llama-3.1-8b": {
+        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "rope_theta": 5e5, "tie_word_embeddings": False,
+    },
+    # Qwen3-30B-A3B with 12 of its 48 layers.
+    "qwen3-30b-a3b-12": {
+        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
+        "num_hidden_layers": 12, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+        "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True, "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
+    },
 }  # fmt: skip
 # transformers' class and the architecture of GGUF files, as test/python/llm names them.
 _KINDS = {
@@ -47,12 +66,23 @@ _KINDS = {
     "qwen3.5-0.8b": ("Qwen3_5Text", "qwen35"),
     "granite-4.0-h-350m": ("GraniteMoeHybrid", "granitehybrid_dense"),
     "lfm2-350m": ("Lfm2", "lfm2"),
-    **large_models.KINDS,
+    "qwen3-4b": ("Qwen3", "qwen3"),
+    "llama-3.1-8b": ("Llama", "llama"),
+    "qwen3-30b-a3b-12": ("Qwen3Moe", "qwen3moe"),
 }
+
+
+LARGE = {"qwen3-4b", "llama-3.1-8b", "qwen3-30b-a3b-12"}  # made by large_models.py
 
 
 def architecture(model: str) -> str:
     return _KINDS[model][1]
+
+
+def config_of(model: str) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{_KINDS[model][0]}Config")(**CONFIGS[model])
 
 
 def make(model: str) -> Any:
@@ -62,7 +92,7 @@ def make(model: str) -> Any:
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{_KINDS[model][0]}Config")(**CONFIGS[model])
+    config = config_of(model)
     if model == "qwen3.5-0.8b":
         config.architectures = ["Qwen3_5ForCausalLM"]
     made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
@@ -86,7 +116,7 @@ class Sizes:
 def sizes(model: str) -> Sizes:
     config = CONFIGS[model]
     hidden, forward = config["hidden_size"], config.get("shared_intermediate_size", config["intermediate_size"])
-    if "num_experts_per_tok" in config and "moe_intermediate_size" in config:
+    if "moe_intermediate_size" in config:
         forward = config["num_experts_per_tok"] * config["moe_intermediate_size"]
     head = config.get("head_dim", hidden // config["num_attention_heads"])
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head

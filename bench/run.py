@@ -156,7 +156,7 @@ def prepare(peer: str, workload: Workload, folder: Path, log: Path) -> dict[str,
     stamp = folder / "identity.json"
     wanted = {**identity, "model": workload.model, "weights": workload.weights}
     if workload.kind == "language":
-        wanted["context"] = language.context(workload)[0]
+        wanted["context"] = language.capacity(workload)[0]
     if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
         say(f"  {peer}: preparing")
         stamp.unlink(missing_ok=True)

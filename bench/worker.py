@@ -60,7 +60,7 @@ def prepare(name: str, workload_name: str, folder: str):
 def _peer(name: str, workload: workloads.Workload) -> peers.Peer:
     peer = peers.get(name)
     if workload.kind == "language":
-        peer.context, peer.sequences = language.context(workload)
+        peer.context, peer.sequences = language.capacity(workload)
     return peer
 
 
