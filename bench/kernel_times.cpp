@@ -1,5 +1,5 @@
 // Times each launch of a run, for bench/kernels.py.
-// usage: graft_kernel_times PACKAGE.pte THREADS TOKENS PAST [SEQUENCES]
+// usage: graft_kernel_times PACKAGE.pte THREADS TOKENS PAST [SEQUENCES [KV_TYPE]]
 // Prints the JSON of `graft inspect --plan --json` with "milliseconds", the least of several runs, for each entry of
 // the plan's "order".
 // Dynamic sizes of inputs become SEQUENCES (the first, 1 by default) and TOKENS; the KV cache holds PAST tokens of each
@@ -64,8 +64,8 @@ class Inputs {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  if (argc != 5 && argc != 6) {
-    std::fprintf(stderr, "usage: %s PACKAGE.pte THREADS TOKENS PAST [SEQUENCES]\n", argv[0]);
+  if (argc < 5 || argc > 7) {
+    std::fprintf(stderr, "usage: %s PACKAGE.pte THREADS TOKENS PAST [SEQUENCES [KV_TYPE]]\n", argv[0]);
     return 2;
   }
   const std::int64_t tokens = std::atoll(argv[3]), past = std::atoll(argv[4]);
@@ -76,7 +76,7 @@ int main(int argc, char** argv) try {
   const graft::MethodInfo& method = program->method(name);
   graft::SessionOptions options;
   options.threads = std::atoi(argv[2]);
-  options.kv = {.rows = sequences, .length = 2048, .type = graft::KvType::bf16};
+  options.kv = {.rows = sequences, .length = 2048, .type = graft::kv_type_named(argc > 6 ? argv[6] : "bf16")};
   graft::Session session(program, options);
   const bool has_cache =
       std::ranges::any_of(method.inputs, [](const graft::ValueInfo& info) { return info.name == "logits_to_keep"; });

@@ -291,8 +291,9 @@ class GRAFT_API Arena {
   std::unique_ptr<Impl> impl_;
 };
 
-// How the rows of a KV cache are stored. q8_0: blocks of 32 elements, 8 bits each and a scale.
-enum class KvType : std::uint8_t { computed, f32, f16, bf16, q8_0 };  // computed: as the model computes them
+// How the rows of a KV cache are stored. computed: as the model computes them. q8_0 and q4_0: ggml's blocks of 32
+// elements, 8 or 4 bits each and a scale in f16.
+enum class KvType : std::uint8_t { computed, f32, f16, bf16, q8_0, q4_0 };
 
 GRAFT_API std::string_view name(KvType type);
 // Throws InvalidArgument, listing the names.

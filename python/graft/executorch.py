@@ -95,7 +95,7 @@ def set_options(
     """How methods that ExecuTorch loads from now on run. threads: 0 means GRAFT_THREADS, else the CPUs this process may
     use. device: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU. seed: of the random numbers that
     programs draw, 32 bits. kv_rows, kv_length, kv_type: sequences, tokens and type ("computed", "f32", "f16", "bf16",
-    "q8_0") of the cache of keys and values; kv_encoder_length: most tokens of what an encoder leaves in it.
+    "q8_0" or "q4_0") of the cache of keys and values; kv_encoder_length: most tokens of what an encoder leaves in it.
 
     What is left out (0 or "") is as the package says (`graft.ExportOptions`, `graft.export_llm`), else as
     `graft.load` has it. Raises graft.InvalidArgument or graft.NotFound, which name the option. In C++:

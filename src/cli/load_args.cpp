@@ -73,8 +73,8 @@ void add_load_options(CLI::App& command, LoadArgs& args) {
 void add_kv_type_option(CLI::App& command, std::string& kv_type) {
   command
       .add_option("--kv-type", kv_type,
-                  "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
-      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
+                  "how keys and values are stored: f32, f16, bf16, q8_0 or q4_0 (default: as the model computes them)")
+      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0", "q4_0"}).description(""))
       ->type_name("TYPE");
 }
 

@@ -155,7 +155,7 @@ def test_an_option_of_a_package_that_this_build_cannot_follow_is_an_error(tmp_pa
     path = export(tmp_path / "total.pte", options=graft.ExportOptions(delegate_options={"kv_type": "f8"}))
     with pytest.raises(RuntimeError):
         Loaded(str(path))("add", X)
-    assert "must be computed, f32, f16, bf16 or q8_0, got 'f8'" in capfd.readouterr().err
+    assert "must be computed, f32, f16, bf16, q8_0 or q4_0, got 'f8'" in capfd.readouterr().err
 
 
 def test_bad_options_are_refused_and_change_nothing():

@@ -10,7 +10,7 @@
 namespace graft {
 namespace {
 
-constexpr std::string_view kTypeNames[] = {"computed", "f32", "f16", "bf16", "q8_0"};
+constexpr std::string_view kTypeNames[] = {"computed", "f32", "f16", "bf16", "q8_0", "q4_0"};
 
 }  // namespace
 
@@ -19,7 +19,7 @@ std::string_view name(KvType type) { return kTypeNames[static_cast<std::size_t>(
 KvType kv_type_named(std::string_view name) try {
   const auto found = std::ranges::find(kTypeNames, name);
   GRAFT_CHECK(InvalidArgument, found != std::end(kTypeNames),
-              "a cache's type must be computed, f32, f16, bf16 or q8_0, got '", name, "'");
+              "a cache's type must be computed, f32, f16, bf16, q8_0 or q4_0, got '", name, "'");
   return static_cast<KvType>(found - std::begin(kTypeNames));
 } catch (...) {
   rethrow_typed();
@@ -46,11 +46,12 @@ TensorDesc state_desc(const ir::State& state, const KvOptions& kv) {
     case KvType::bf16:
       return {DType::bf16, shape};
     case KvType::q8_0:
+    case KvType::q4_0:
       break;
   }
-  GRAFT_CHECK(InvalidArgument, shape[3] % simd::kQ8Block == 0, "state '", state.fqn, "' has rows of ", shape[3],
-              " elements; a q8_0 cache needs a multiple of ", simd::kQ8Block);
-  shape[3] = shape[3] / simd::kQ8Block * simd::kQ8Bytes;
+  GRAFT_CHECK(InvalidArgument, shape[3] % simd::kBlock == 0, "state '", state.fqn, "' has rows of ", shape[3],
+              " elements; a ", name(kv.type), " cache needs a multiple of ", simd::kBlock);
+  shape[3] = simd::row_bytes(kv.type == KvType::q8_0 ? simd::RowType::q8_0 : simd::RowType::q4_0, shape[3]);
   return {DType::u8, shape};
 }
 

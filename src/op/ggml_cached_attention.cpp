@@ -23,12 +23,13 @@ constexpr i64 kSlotBlock = 256;
 // A mask with at least so many elements is made on the device.
 constexpr i64 kLargeMask = 1 << 16;
 
-// A cache whose rows have `size` elements as ggml sees it: bytes are q8_0 blocks.
+// A cache whose rows have `size` elements as ggml sees it: bytes are of blocks.
 Tensor in_blocks(const Tensor& cache, i64 size) {
   if (cache.dtype() != DType::u8) return cache;
   Tensor out = cache;
   out.desc = TensorDesc(DType::f32, Shape{cache.size(0), cache.size(1), cache.size(2), size});
-  out.stored = Stored::as_blocks(GGML_TYPE_Q8_0);
+  const bool q8 = simd::row_type(cache.dtype(), cache.size(3), size) == simd::RowType::q8_0;
+  out.stored = Stored::as_blocks(q8 ? GGML_TYPE_Q8_0 : GGML_TYPE_Q4_0);
   return out;
 }
 

@@ -140,7 +140,7 @@ TEST(KvCache, TypesOfTheCache) {
   const std::vector<float> expected = run(exact, {1}, 0, 30);
   for (const auto& [type, limit, bytes] :
        {std::tuple{KvType::f32, 0.f, 4.0}, std::tuple{KvType::f16, 1e-3f, 2.0}, std::tuple{KvType::bf16, 1e-2f, 2.0},
-        std::tuple{KvType::q8_0, 1e-2f, 1.0625}}) {
+        std::tuple{KvType::q8_0, 1e-2f, 1.0625}, std::tuple{KvType::q4_0, 2e-1f, 0.5625}}) {
     Session session(model.program, with({1, 64, type}));
     expect_near(run(session, {1}, 0, 30), expected, limit);
     EXPECT_EQ(session.counters().state_bytes, static_cast<std::uint64_t>(64 * kHeads * kSize * 4 * bytes) + 8);
@@ -231,7 +231,7 @@ TEST(KvCache, ResizedToItsOwnSizeKeepsItsMemory) {
 // Tokens read from one cache and written into another give the same results there.
 TEST(KvCache, TokensGoInAndOut) {
   Model model;
-  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0}) {
+  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0, KvType::q4_0}) {
     Session from(model.program, with({2, 64, type})), to(model.program, with({3, 32, type}));
     run(from, {1, 2}, 0, 10);
     const std::int64_t count = 10;
@@ -258,7 +258,7 @@ TEST(KvCache, TokensGoInAndOut) {
 // As they are stored, to any row; the row they go to has others before.
 TEST(KvCache, StoredTokensAreCopiedAsTheyAre) {
   Model model;
-  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0}) {
+  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0, KvType::q4_0}) {
     Session from(model.program, with({2, 64, type})), to(model.program, with({3, 32, type}));
     run(from, {1, 2}, 0, 10);
     run(to, {3, 4, 5}, 0, 20);

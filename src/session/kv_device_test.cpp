@@ -146,17 +146,21 @@ TEST_F(KvOnDevice, AnyRowsOfTheCache) {
 }
 
 TEST_F(KvOnDevice, TypesOfTheCache) {
-  // ggml's CPU backend, which the server has, rounds queries as the keys are.
-  for (const auto& [type, tolerance] :
-       {std::pair{KvType::f32, kTolerance}, {KvType::f16, 2e-3f}, {KvType::bf16, 1e-2f}, {KvType::q8_0, 1e-2f}}) {
+  // ggml's CPU backend, which the server has, rounds queries as the keys are. What is rounded differs in its last bits,
+  // and a number that goes to another of 16 values moves far.
+  for (const auto& [type, tolerance] : {std::pair{KvType::f32, kTolerance},
+                                        {KvType::f16, 2e-3f},
+                                        {KvType::bf16, 1e-2f},
+                                        {KvType::q8_0, 1e-2f},
+                                        {KvType::q4_0, 0.15f}}) {
     Pair pair({}, {.rows = 2, .type = type});
     pair.step({1, 2}, 0, 9, {}, tolerance);
     for (std::int64_t t = 9; t < 12; ++t) pair.step({1, 2}, t, t + 1, {}, tolerance);
     pair.step({2}, 12, 13, {1}, tolerance);
     const Counters counters = pair.there->counters();
     EXPECT_EQ(counters.state_uploads + counters.state_downloads, 0u) << name(type);
-    // CUDA has no attention to q8_0 in heads of 32.
-    EXPECT_LT(counters.state_bytes, is_cuda() && type == KvType::q8_0 ? UINT64_MAX : 64u) << name(type);
+    // CUDA has no attention to blocks in heads of 32.
+    EXPECT_LT(counters.state_bytes, is_cuda() && type >= KvType::q8_0 ? UINT64_MAX : 64u) << name(type);
   }
 }
 

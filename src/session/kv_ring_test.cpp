@@ -49,7 +49,9 @@ TEST_P(KvRing, AnyChunksAndTruncationsGiveWhatACacheOfAllTokensGives) {
       gone_round += length + tokens > c.slack + std::max(c.window, c.chunk);
       // The rows of this one are reversed.
       const std::vector<float> got = test::run(ring, {1, 2}, length, length + tokens, -1, {1, 0});
-      test::expect_near(got, test::run(all, {1, 2}, length, length + tokens), 1e-6f);
+      // In blocks, weights are rounded to 16 bits of the largest among keys side by side, which a ring parts elsewhere.
+      const bool blocks = GetParam().type >= KvType::q8_0;
+      test::expect_near(got, test::run(all, {1, 2}, length, length + tokens), blocks ? 2e-5f : 1e-6f);
       length += tokens;
       ASSERT_LE(ring.kv_shortest(0), length);
       const std::int64_t back = pick(std::max<std::int64_t>(ring.kv_shortest(0), length - c.slack), length);
@@ -89,7 +91,8 @@ TEST_P(KvRing, AnyChunksAndTruncationsGiveWhatACacheOfAllTokensGives) {
 INSTANTIATE_TEST_SUITE_P(Sizes, KvRing,
                          ::testing::Values(RingCase{8, 0, 1}, RingCase{8, 0, 5}, RingCase{1, 0, 3}, RingCase{30, 0, 16},
                                            RingCase{0, 7, 4}, RingCase{0, 16, 16}, RingCase{9, 0, 6, KvType::f16},
-                                           RingCase{9, 0, 6, KvType::q8_0}, RingCase{100, 0, 20}));
+                                           RingCase{9, 0, 6, KvType::q8_0}, RingCase{9, 0, 6, KvType::q4_0},
+                                           RingCase{100, 0, 20}));
 
 TEST(KvRing, AFailedRunLeavesWhatTheNextOneSees) {
   test::KvModel model({.window = 6, .first_sees_all = true, .may_fail = true});

@@ -12,25 +12,27 @@
 namespace graft {
 namespace {
 
-ggml_type type_of(DType dtype) {
-  switch (simd::row_type(dtype)) {
+ggml_type type_of(simd::RowType type) {
+  switch (type) {
     case simd::RowType::f16:
       return GGML_TYPE_F16;
     case simd::RowType::bf16:
       return GGML_TYPE_BF16;
     case simd::RowType::q8_0:
       return GGML_TYPE_Q8_0;
+    case simd::RowType::q4_0:
+      return GGML_TYPE_Q4_0;
     case simd::RowType::f32:
       break;
   }
   return GGML_TYPE_F32;
 }
 
-void to_f32(const std::byte* from, DType dtype, std::int64_t n, float* to) {
-  if (dtype == DType::f32) {
+void to_f32(const std::byte* from, simd::RowType type, std::int64_t n, float* to) {
+  if (type == simd::RowType::f32) {
     std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
   } else {
-    ggml_get_type_traits(type_of(dtype))->to_float(from, to, n);
+    ggml_get_type_traits(type_of(type))->to_float(from, to, n);
   }
 }
 
@@ -44,6 +46,8 @@ struct KvTokens::Side {
   std::int64_t size = 0;  // elements of a token
   float* given = nullptr;
   std::int64_t count = 0;
+
+  simd::RowType type() const { return simd::row_type(desc.dtype, desc.shape[3], size); }
 
   template <typename Move>
   void each(std::int64_t row, std::int64_t first, const Move& move) const {
@@ -83,8 +87,7 @@ void KvTokens::read(std::int64_t layer, std::int64_t row, std::int64_t first, co
     GRAFT_CHECK(InvalidArgument, first >= begin, "layer ", layer, " holds the tokens of row ", row, " from ", begin,
                 " on, as many as its window and KvOptions::window_slack say; got a request for those from ", first,
                 " on");
-    from.each(row, first,
-              [&](const std::byte* stored, float* out) { to_f32(stored, from.desc.dtype, from.size, out); });
+    from.each(row, first, [&](const std::byte* stored, float* out) { to_f32(stored, from.type(), from.size, out); });
   }
 }
 
@@ -95,7 +98,7 @@ void KvTokens::write(std::int64_t layer, std::int64_t row, std::int64_t first, c
   for (const Side& to : {side(layer, "key", keys), side(layer, "value", values)}) {
     GRAFT_CHECK(InvalidArgument, first >= 0 && first + to.count <= most, "the cache has room for ", most,
                 " tokens, got ", to.count, " from token ", first);
-    const simd::RowType type = simd::row_type(to.desc.dtype);
+    const simd::RowType type = to.type();
     to.each(row, first, [&](std::byte* stored, const float* in) {
       simd::attention().store_row(in, DType::f32, to.size, type, stored);
     });

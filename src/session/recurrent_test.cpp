@@ -41,10 +41,9 @@ struct Recurrent {
                       {"index", of_int(0)},
                       {"silu", off()}},
                      DType::f32, dims);
-    graph.output(
-        graph.node("aten.index_select.default",
-                   {{"self", ir::Arg::of_value(x)}, {"dim", of_int(2)}, {"index", ir::Arg::of_value(index)}}, DType::f32,
-                   {b, t, fixed(1)}));
+    graph.output(graph.node("aten.index_select.default",
+                            {{"self", ir::Arg::of_value(x)}, {"dim", of_int(2)}, {"index", ir::Arg::of_value(index)}},
+                            DType::f32, {b, t, fixed(1)}));
   }
 
  private:
@@ -116,12 +115,14 @@ TEST(RecurrentStates, RowsGoOnOrBeginAnew) {
   const auto program = model.graph.build();
   Session session(program, of_rows(2));
   run(session, {1, 2}, 0, 9);
-  expect_error<ExecutionError>([&] { run(session, {1}, 8, 9); },
-                               "row 0: position 8 goes back from 9 tokens; the recurrent states of the row are those of "
-                               "all of them");
+  expect_error<ExecutionError>(
+      [&] { run(session, {1}, 8, 9); },
+      "row 0: position 8 goes back from 9 tokens; the recurrent states of the row are those of "
+      "all of them");
   expect_error<ExecutionError>([&] { run(session, {1}, 10, 11); }, "leaves a gap: the cache holds 9 tokens");
   EXPECT_EQ(session.kv_shortest(0), 9);
-  expect_error<InvalidArgument>([&] { session.kv_truncate(4); }, "row 0 of 9 tokens cannot have 4: its recurrent states");
+  expect_error<InvalidArgument>([&] { session.kv_truncate(4); },
+                                "row 0 of 9 tokens cannot have 4: its recurrent states");
   const std::int64_t more[] = {9, 12};
   expect_error<InvalidArgument>([&] { session.kv_set_lengths(more); }, "row 1 of 9 tokens cannot have 12");
   const std::int64_t lengths[] = {0, 9};
@@ -171,7 +172,8 @@ TEST(RecurrentStates, StepsAllocateNothing) {
 
 TEST(RecurrentStates, EachNodeHasItsOwn) {
   Recurrent twice({3, 3});
-  expect_error<InvalidProgram>([&] { twice.graph.build(); }, "needs a state of its own, found two of recurrent.3.conv.0");
+  expect_error<InvalidProgram>([&] { twice.graph.build(); },
+                               "needs a state of its own, found two of recurrent.3.conv.0");
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ def compile(  # noqa: A001  (as torch.compile)
     buckets: lengths that prompts are padded to, so that few plans serve all; longer ones are computed in chunks. By
         default each length has a plan of its own.
     release_weights: the module's own weights become meta tensors. With quantize that frees their memory.
-    kv_dtype: how caches are stored: "computed" (f32), "f16", "bf16" or "q8_0".
+    kv_dtype: how caches are stored: "computed" (f32), "f16", "bf16", "q8_0" or "q4_0".
     threads: 0 means GRAFT_THREADS, else the CPUs that this process may use.
     progress: show a bar; by default when stderr is a terminal.
     max_adapter_rank: the largest rank of LoRA adapters (`graft.load_adapter`; `model.graft.adapter = "name"` chooses one).

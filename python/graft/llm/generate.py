@@ -94,7 +94,7 @@ class TextGenerator(_Generator):
     model with a text encoder (T5, BART) the prompt is the encoder's input.
 
     rows: the largest batch (1). length: tokens of the cache; 0 means the model's context. kv_type: how keys and values are
-    stored: computed (as the model computes them), f32, f16, bf16 or q8_0. prefill_chunk_size: tokens of a prompt that are
+    stored: computed (as the model computes them), f32, f16, bf16, q8_0 or q4_0. prefill_chunk_size: tokens of a prompt that are
     computed at once. buckets: widths, ascending, up to that, which runs of a prompt are padded up to: prompts of all lengths
     share as many plans. By default each length has its own. stages: where the other stages of the model run (docs/stages.md):
     "HOST:PORT" or "unix:PATH" of each in order. secret: that these know. pictures: of a model whose layers

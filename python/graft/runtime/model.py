@@ -535,7 +535,7 @@ def load(
     padding: padding value by input name: {"input_ids": 0, "attention_mask": 0}; default 0.
     kv_rows: sequences in the KV cache, for programs with attention over one.
     kv_length: tokens per sequence. `Model.kv_resize` changes both.
-    kv_dtype: how keys and values are stored: "computed" (as the model computes them), "f32", "f16", "bf16" or "q8_0".
+    kv_dtype: how keys and values are stored: "computed" (as the model computes them), "f32", "f16", "bf16", "q8_0" or "q4_0".
     adapters: LoRA adapters to begin with, paths by name; see `graft.load_adapter`, and max_adapter_rank of
         `graft.LoadOptions`, which is 64 by default where there are some.
     options: what is rarely set; see `graft.LoadOptions`.

@@ -112,7 +112,7 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
     head.q = at(ctx.inputs[0], q.dtype, batch_offset(q, item));
     head.k = at(ctx.inputs[1], k.dtype, batch_offset(k, item));
     head.v = at(ctx.inputs[2], v.dtype, batch_offset(v, item));
-    head.kv = simd::row_type(k.dtype);
+    head.kv = simd::row_type(k.dtype, head.d, head.d);
     head.k_row = stride(k, 2);
     head.v_row = stride(v, 2);
     copied.take(ctx, table, head);

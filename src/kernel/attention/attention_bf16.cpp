@@ -16,7 +16,27 @@ GRAFT_VEC __m512i pairs_of(vf low, vf high) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kLane), (__m512i)rounded);
 }
 
-// Operands are rounded to bf16; keys and values may already be bf16. Sums stay in f32.
+// n elements of rows in blocks, which begin there.
+void round_blocks(const char* block, RowType type, i64 n, std::uint16_t* to) {
+  for (i64 i = 0; i < n; i += kBlock, block += row_bytes(type, kBlock)) {
+    const __m512 scale = (__m512)splat(f16_to_float(*reinterpret_cast<const std::uint16_t*>(block)));
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 2));
+    __m128i q[2] = {first, first};
+    if (type == RowType::q8_0) {
+      q[1] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 18));
+    } else {
+      const __m128i low = _mm_set1_epi8(15), eight = _mm_set1_epi8(8);
+      q[0] = _mm_sub_epi8(_mm_and_si128(first, low), eight);
+      q[1] = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(first, 4), low), eight);
+    }
+    const auto half = [&](int h) { return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q[h])), scale); };
+    _mm512_storeu_si512(to + i, (__m512i)_mm512_cvtne2ps_pbh(half(1), half(0)));
+  }
+}
+
+// Operands are rounded to bf16; keys and values may already be bf16. Sums stay in f32. Of rows in blocks the error
+// grows by less than 5 %: theirs is 1 / 127 or 1 / 8 of a block's largest element, and bf16's 1 / 256 of the element
+// itself.
 class Bf16Products {
  public:
   static constexpr i64 kKeys = 72;  // a multiple of kTileRows and of 2
@@ -42,8 +62,7 @@ class Bf16Products {
       k = static_cast<const std::uint16_t*>(h_.k) + row0 * h_.k_row;
       k_row = h_.k_row;
     } else {
-      const float* from = static_cast<const float*>(h_.k) + row0 * h_.k_row;
-      for (i64 s = 0; s < n; ++s) round_row(from + s * h_.k_row, h_.d, rows_ + s * k_row);
+      for (i64 s = 0; s < n; ++s) round(h_.k, (row0 + s) * h_.k_row, h_.d, rows_ + s * k_row);
     }
     for (i64 s = 0; s < n; s += kTileRows) {
       const int rows = static_cast<int>(smaller(kTileRows, n - s));
@@ -72,10 +91,15 @@ class Bf16Products {
 
  private:
   // In place when it is bf16, else rounded into `to`.
-  const std::uint16_t* value(i64 row, std::uint16_t* to) const {
+  const std::uint16_t* value(i64 row, std::uint16_t* to) {
     if (h_.kv == RowType::bf16) return static_cast<const std::uint16_t*>(h_.v) + row * h_.v_row;
-    round_row(static_cast<const float*>(h_.v) + row * h_.v_row, h_.dv, to);
+    round(h_.v, row * h_.v_row, h_.dv, to);
     return to;
+  }
+  // The row of keys or values at `index`.
+  void round(const void* data, i64 index, i64 n, std::uint16_t* to) {
+    if (h_.kv == RowType::f32) return round_row(static_cast<const float*>(data) + index, n, to);
+    round_blocks(static_cast<const char*>(row_at(data, h_.kv, index)), h_.kv, n, to);
   }
 
   const AttentionHead& h_;
@@ -83,13 +107,14 @@ class Bf16Products {
   alignas(64) Pair q_[kMaxHeadSize / 2 * kPanel];  // [d / 2][lane]
   alignas(64) Pair v_[kKeys / 2 * kMaxHeadSize];   // [key / 2][dv]
   alignas(64) Pair p_[kKeys / 2 * kPanel];         // [key / 2][lane]
-  std::uint16_t rows_[kKeys * kMaxHeadSize];       // [key][d] of keys in f32; two rows of values
+  std::uint16_t rows_[kKeys * kMaxHeadSize];       // [key][d] of keys that are rounded; two rows of values
 };
 
 void run(const AttentionHead& head, i64 t0, i64 t1) {
-  const bool rounded = head.kv == RowType::bf16 || (head.kv == RowType::f32 && head.in_bf16);
+  const bool rounded =
+      head.kv == RowType::bf16 || row_elements(head.kv) > 1 || (head.kv == RowType::f32 && head.in_bf16);
   const bool pairs = rounded && head.d % 2 == 0 && t1 - t0 > kFewQueries;
-  pairs ? many_queries<Bf16Products>(head, t0, t1) : avx512::kAttention.run(head, t0, t1);
+  pairs ? many_queries<Bf16Products>(head, t0, t1) : avx512vnni::kAttention.run(head, t0, t1);
 }
 
 void widen_rows(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to) {
@@ -101,6 +126,6 @@ void store_row(const void* from, DType dtype, std::int64_t n, RowType type, void
 
 }  // namespace
 
-const AttentionTable kAttention = {kPanel, run, store_row, widen_rows, true};
+const AttentionTable kAttention = {kPanel, run, store_row, widen_rows, true, true};
 
 }  // namespace graft::simd::GRAFT_ISA

@@ -14,6 +14,11 @@ constexpr i64 kFewQueries = kTileRows < 8 ? kTileRows : 8;
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
+// Address of element `index` of keys or values, the start of a row.
+GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
+  return static_cast<const char*>(data) + row_bytes(type, index);
+}
+
 // What the mask adds to the score of query t and key s.
 GRAFT_VEC float mask_at(const AttentionHead& h, i64 t, i64 s) {
   const i64 index = t * h.mask_row + s * h.mask_col;

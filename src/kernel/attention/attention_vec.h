@@ -11,26 +11,33 @@ namespace graft::simd {
 
 inline constexpr std::int64_t kMaxHeadSize = 512;
 
-// How rows of keys and values are stored. q8_0: ggml's blocks of 32 elements, an f16 scale and 32 int8 each.
-enum class RowType : std::uint8_t { f32, f16, bf16, q8_0 };
-inline constexpr std::int64_t kQ8Block = 32;
-inline constexpr std::int64_t kQ8Bytes = 34;
-// The type of rows of a dtype: f32, f16 or bf16; u8 stands for the bytes of q8_0 blocks.
-inline RowType row_type(DType dtype) {
-  return dtype == DType::f32    ? RowType::f32
-         : dtype == DType::f16  ? RowType::f16
-         : dtype == DType::bf16 ? RowType::bf16
-                                : RowType::q8_0;
+// How rows of keys and values are stored. q8_0 and q4_0: ggml's blocks of 32 elements, an f16 scale and 32 int8 or 16
+// bytes of two elements each.
+enum class RowType : std::uint8_t { f32, f16, bf16, q8_0, q4_0 };
+inline constexpr std::int64_t kBlock = 32;
+
+// Elements that are stored together.
+inline std::int64_t row_elements(RowType type) { return type < RowType::q8_0 ? 1 : kBlock; }
+
+// Bytes of n elements; in blocks, of the whole ones among them.
+inline std::int64_t row_bytes(RowType type, std::int64_t n) {
+  return type == RowType::q8_0   ? n / kBlock * 34
+         : type == RowType::q4_0 ? n / kBlock * 18
+                                 : n * (type == RowType::f32 ? 4 : 2);
 }
 
-// Bytes of n elements; for q8_0, of the whole blocks among them.
-inline std::int64_t row_bytes(RowType type, std::int64_t n) {
-  return type == RowType::q8_0 ? n / kQ8Block * kQ8Bytes : n * (type == RowType::f32 ? 4 : 2);
+// The type of rows of n elements, each stored as `stored` numbers of a dtype: f32, f16, bf16, or bytes (u8) of blocks.
+inline RowType row_type(DType dtype, std::int64_t stored, std::int64_t n) {
+  return dtype == DType::f32                     ? RowType::f32
+         : dtype == DType::f16                   ? RowType::f16
+         : dtype == DType::bf16                  ? RowType::bf16
+         : stored == row_bytes(RowType::q8_0, n) ? RowType::q8_0
+                                                 : RowType::q4_0;
 }
 
 // One head. q [T, D], k [S, D], v [S, Dv], output [T, Dv]; q and output of `dtype` (f32, f16, bf16); the last dimension
-// contiguous, rows at the given strides (in elements). D and Dv at most kMaxHeadSize; for q8_0 rows D, Dv and the
-// strides are multiples of kQ8Block.
+// contiguous, rows at the given strides (in elements). D and Dv at most kMaxHeadSize; for rows in blocks D, Dv and the
+// strides are multiples of kBlock.
 struct AttentionHead {
   std::int64_t t = 0, s = 0, d = 0, dv = 0;
   DType dtype = DType::f32;
@@ -75,15 +82,18 @@ struct AttentionTable {
   int block;  // the best number of queries for one call
   // Queries [t0, t1), at most `block` of them. A query that sees no key gives zeros, as in PyTorch.
   void (*run)(const AttentionHead& head, std::int64_t t0, std::int64_t t1);
-  // Converts n elements of a row of keys or values, each rounded once; n a multiple of kQ8Block for q8_0.
+  // Converts n elements of a row of keys or values, each rounded once; n a multiple of row_elements().
   void (*store_row)(const void* from, DType dtype, std::int64_t n, RowType type, void* to);
   // Copies rows of n elements, `row` elements apart, to contiguous rows of f32.
   void (*widen_rows)(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to);
-  // Whether blocks of queries are multiplied in bf16 when keys and values are bf16 or may be rounded to it: queries and
-  // softmax weights are then rounded too. Sums are always f32, and so are products of all other types.
+  // Whether blocks of queries are multiplied in bf16 when keys and values are bf16 or in blocks, or may be rounded to
+  // it: queries and softmax weights are then rounded too. Sums are always f32, and so are products of all other types.
   bool bf16;
+  // Whether up to kLeastQueriesAtOnce queries are multiplied with rows in blocks as bytes: queries, and weights times
+  // the scales of the blocks, are then rounded to 16 bits of the largest of a head and of a block of keys.
+  bool bytes;
 };
 
-GRAFT_TABLE("vec bf16", AttentionTable, kAttention, attention)
+GRAFT_TABLE("vec vnni512 bf16", AttentionTable, kAttention, attention)
 
 }  // namespace graft::simd

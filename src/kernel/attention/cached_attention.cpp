@@ -31,7 +31,8 @@ bool writes_as_it_attends(const KernelContext& ctx) {
 void write_token(const KernelContext& ctx, const simd::AttentionTable& table, int side, i64 b, i64 head, i64 t,
                  i64 cached, i64 slot) {
   const TensorDesc &from = ctx.in(kKey + side), &cache = ctx.out(kKeyCache + side);
-  table.store_row(at(ctx.inputs[kKey + side], from, b, head, t), from.dtype, from.shape[3], simd::row_type(cache.dtype),
+  table.store_row(at(ctx.inputs[kKey + side], from, b, head, t), from.dtype, from.shape[3],
+                  simd::row_type(cache.dtype, cache.shape[3], from.shape[3]),
                   at(ctx.outputs[kKeyCache + side], cache, cached, head, slot));
 }
 
@@ -94,7 +95,7 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool wr
   const i64* position = ctx.input<i64>(kPosition);
   simd::AttentionHead all;  // fields equal for all heads
   all.dtype = q.dtype;
-  all.kv = simd::row_type(key_cache.dtype);
+  all.kv = simd::row_type(key_cache.dtype, key_cache.shape[3], key.shape[3]);
   all.d = q.shape[3];
   all.dv = value.shape[3];
   all.k_row = all.d;
@@ -308,11 +309,14 @@ const Kernel kCachedAttention = {
     "cached_attention", run, 0, phases, [](const KernelContext& ctx) {
       const auto attrs = ctx.attrs<CachedAttentionAttrs>();
       const TensorDesc &query = ctx.in(kQuery), &cache = ctx.out(kKeyCache);
-      const bool q8 = cache.dtype == DType::u8;
-      return "cache " + std::string(q8 ? "q8_0" : name(cache.dtype)) + (attrs.ring > 0 ? " in rings" : "") +
+      const auto type = simd::row_type(cache.dtype, cache.shape[3], query.shape[3]);
+      const bool blocks = simd::row_elements(type) > 1;
+      const std::string_view stored = !blocks ? name(cache.dtype) : type == simd::RowType::q8_0 ? "q8_0" : "q4_0";
+      const bool few = query.shape[2] <= simd::kLeastQueriesAtOnce;
+      return "cache " + std::string(stored) + (attrs.ring > 0 ? " in rings" : "") +
              (query.shape[2] == 1 ? ", one token: heads that share keys together" : ", one pass over the used keys") +
-             (cache.dtype == DType::bf16 && simd::attention().bf16 && query.shape[2] > 8 ? ", products in bf16" : "") +
-             ", " + isa_name();
+             (cache.dtype == DType::bf16 && simd::attention().bf16 && !few ? ", products in bf16" : "") +
+             (blocks && simd::attention().bytes && few ? ", products of bytes" : "") + ", " + isa_name();
     }};
 const Kernel kRingStore = {"ring_store", store_in_ring};
 const Kernel kCachePositions = {"cache_positions", check_positions, std::numeric_limits<i64>::max()};

@@ -37,13 +37,13 @@ struct CachedAttentionAttrs {
 // positions back; with has_blocks blocks i64 [B, T, 2] contiguous, as kCachePositions has checked them: the first and
 // the last position of the block of tokens that see each other, for a token without one its own. Outputs: [B, T, H, Dv]
 // of q's dtype, contiguous; the caches of keys [R, Hkv, C, D] and values [R, Hkv, C, Dv], R >= B, contiguous: f32, f16,
-// bf16, or u8 with 34 bytes for each 32 elements of a row (q8_0). Row b of the batch uses row KernelContext::kv_row(b)
-// of the caches; a token at position p is written to slot p and sees the slots up to p. Padding (position -1) is not
-// written; its output is zeros. In a ring buffer a token sees at most the last W positions up to its own. A ring of W -
-// 1 slots plus one per token keeps all that the tokens see. When more tokens come than it has slots for, they are
-// `staged`: two more inputs, the rings of keys and values, are read, and the outputs are [B, Hkv, history + T, D]
-// instead of the caches: the W - 1 positions (`history`) before the tokens, from the rings, then the tokens, padding
-// included. kRingStore copies them into the ring.
+// bf16, or u8, the bytes of blocks of 32 elements (q8_0: 34, q4_0: 18). Row b of the batch uses row
+// KernelContext::kv_row(b) of the caches; a token at position p is written to slot p and sees the slots up to p.
+// Padding (position -1) is not written; its output is zeros. In a ring buffer a token sees at most the last W positions
+// up to its own. A ring of W - 1 slots plus one per token keeps all that the tokens see. When more tokens come than it
+// has slots for, they are `staged`: two more inputs, the rings of keys and values, are read, and the outputs are [B,
+// Hkv, history + T, D] instead of the caches: the W - 1 positions (`history`) before the tokens, from the rings, then
+// the tokens, padding included. kRingStore copies them into the ring.
 extern const Kernel kCachedAttention;
 
 // Copies staged tokens into the ring, once the run can no longer fail. Inputs: keys and values as kCachedAttention

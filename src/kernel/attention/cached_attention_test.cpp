@@ -46,6 +46,11 @@ std::vector<float> read_row(const std::byte* p, simd::RowType type, i64 n) {
     std::uint16_t h = 0;
     if (type == simd::RowType::f32) {
       std::memcpy(&out[static_cast<std::size_t>(i)], p + 4 * i, 4);
+    } else if (type == simd::RowType::q4_0) {
+      std::memcpy(&h, p + i / 32 * 18, 2);
+      const int both = static_cast<int>(p[i / 32 * 18 + 2 + i % 16]);
+      out[static_cast<std::size_t>(i)] =
+          simd::GRAFT_ISA::f16_to_float(h) * static_cast<float>((i % 32 < 16 ? both & 15 : both >> 4) - 8);
     } else if (type == simd::RowType::q8_0) {
       std::memcpy(&h, p + i / 32 * 34, 2);
       out[static_cast<std::size_t>(i)] =
@@ -60,9 +65,20 @@ std::vector<float> read_row(const std::byte* p, simd::RowType type, i64 n) {
 }
 
 void check(const Case& c, const simd::AttentionTable& table, int threads) {
-  // Products in bf16: queries are rounded here too, softmax weights with relative error at most 2^-8.
-  const bool bf16 = table.bf16 && c.type == simd::RowType::bf16 && c.tokens > 8;
-  const double unit = bf16 ? 0x1p-7 : 4e-6;  // values are at most 2
+  // How a token's query is multiplied. Calls have table.block queries, the last one the rest.
+  enum class Products { exact, bf16, bytes };
+  const bool blocks_of_bytes = simd::row_elements(c.type) > 1;
+  const auto products_of = [&](i64 token) {
+    const i64 all = c.tokens == 1 ? c.heads / c.shared : c.tokens;
+    const bool few = std::min<i64>(table.block, all - token / table.block * table.block) <= 8;
+    if (few) return table.bytes && blocks_of_bytes ? Products::bytes : Products::exact;
+    return table.bf16 && (blocks_of_bytes || c.type == simd::RowType::bf16) ? Products::bf16 : Products::exact;
+  };
+  // Values are at most 2. In bf16, queries and keys are rounded here too, values and weights are off by at most 2^-8.
+  // As bytes, queries are rounded to 2^-15 of the largest: scores are off by 2e-5 on average.
+  const auto unit_of = [](Products products) {
+    return products == Products::exact ? 4e-6 : products == Products::bytes ? 2e-4 : 0x1p-7;
+  };
   SCOPED_TRACE(testing::Message() << (table.bf16 ? "bf16" : "f32") << " block " << table.block << " threads " << threads
                                   << " tokens " << c.tokens << " past " << c.past[0] << " window " << c.window
                                   << " chunk " << c.chunk << " softcap " << c.softcap << " sinks " << c.sinks
@@ -102,7 +118,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
     }
   const DType stored = cache_dtype(c.type);
   const auto cache_desc = [&](i64 size) {
-    const i64 elements = stored == DType::u8 ? size / 32 * 34 : size;
+    const i64 elements = stored == DType::u8 ? simd::row_bytes(c.type, size) : size;
     return TensorDesc(stored, Shape{batch + 1, c.shared, slots, elements});  // one row more than the batch
   };
   std::vector<std::byte> key_cache(cache_desc(c.d).byte_count()), value_cache(cache_desc(c.dv).byte_count());
@@ -116,7 +132,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
       for (i64 s = 0; s < slots; ++s) {
         // Slots beyond the row's length must not be read: NaN where the type has one.
         const bool held = s < c.past[static_cast<std::size_t>(b)];
-        for (float& x : row) x = held ? values(rng) : c.type == simd::RowType::q8_0 ? 1e4f : std::nanf("");
+        for (float& x : row) x = held ? values(rng) : simd::row_elements(c.type) > 1 ? 1e4f : std::nanf("");
         table.store_row(row.data(), DType::f32, c.d, c.type, row_of(key_cache, c.d, b, h, s));
         table.store_row(row.data() + 100, DType::f32, c.dv, c.type, row_of(value_cache, c.dv, b, h, s));
       }
@@ -158,6 +174,12 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
     for (i64 t = 0; t < c.tokens; ++t)
       for (i64 h = 0; h < c.heads; ++h) {
         const i64 p = position[static_cast<std::size_t>(b * c.tokens + t)], from = h / (c.heads / c.shared);
+        const Products products = products_of(t);
+        const auto operand = [&](double x) {
+          using namespace simd::GRAFT_ISA;  // NOLINT
+          return products == Products::bf16 ? static_cast<double>(bf16_to_float(float_to_bf16(static_cast<float>(x))))
+                                            : x;
+        };
         std::vector<double> want(static_cast<std::size_t>(c.dv), 0);
         double total = c.sinks && p >= 0 ? std::exp(sinks.get(h)) : 0;
         const i64* block = blocks.data() + (b * c.tokens + t) * 2;
@@ -168,12 +190,8 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
           const std::vector<float> value = read_row(row_of(value_cache, c.dv, b, from, s), c.type, c.dv);
           double x = 0;
           for (i64 i = 0; i < c.d; ++i) {
-            double query = q.get(b * q.desc.strides[0] + h * q.desc.strides[1] + t * q.desc.strides[2] + i);
-            if (bf16) {
-              using namespace simd::GRAFT_ISA;  // NOLINT
-              query = static_cast<double>(bf16_to_float(float_to_bf16(static_cast<float>(query))));
-            }
-            x += query * static_cast<double>(key[static_cast<std::size_t>(i)]);
+            const double query = q.get(b * q.desc.strides[0] + h * q.desc.strides[1] + t * q.desc.strides[2] + i);
+            x += operand(query) * operand(static_cast<double>(key[static_cast<std::size_t>(i)]));
           }
           x *= static_cast<double>(scale);
           if (c.softcap != 0) x = static_cast<double>(c.softcap) * std::tanh(x / static_cast<double>(c.softcap));
@@ -184,7 +202,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
         for (i64 i = 0; i < c.dv; ++i) {
           const double expected = total == 0 ? 0 : want[static_cast<std::size_t>(i)] / total;
           const double got = out.get(((b * c.tokens + t) * c.heads + h) * c.dv + i);
-          if (!(std::fabs(got - expected) <= unit * (1 + std::fabs(expected))) && ++wrong < 4)
+          if (!(std::fabs(got - expected) <= unit_of(products) * (1 + std::fabs(expected))) && ++wrong < 4)
             ADD_FAILURE() << "row " << b << ", token " << t << ", head " << h << ", element " << i << ": got " << got
                           << ", expected " << expected;
         }
@@ -197,7 +215,8 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
       if (p < 0) continue;
       const std::vector<float> key = read_row(row_of(key_cache, c.d, b, 1, p), c.type, c.d);
       const double given = k.get(b * k.desc.strides[0] + k.desc.strides[1] + t * k.desc.strides[2]);
-      EXPECT_NEAR(static_cast<double>(key[0]), given, c.type == simd::RowType::f32 ? 0 : 0.02);
+      const double step = c.type == simd::RowType::f32 ? 0 : c.type == simd::RowType::q4_0 ? 0.26 : 0.02;
+      EXPECT_NEAR(static_cast<double>(key[0]), given, step);
     }
 }
 
@@ -264,7 +283,7 @@ TEST(CachedAttention, PaddingIsNotWrittenAndGivesZeros) {
 }
 
 TEST(CachedAttention, TypesOfTheCache) {
-  for (const auto type : {simd::RowType::f16, simd::RowType::bf16, simd::RowType::q8_0}) {
+  for (const auto type : {simd::RowType::f16, simd::RowType::bf16, simd::RowType::q8_0, simd::RowType::q4_0}) {
     for (const i64 tokens : {1, 7, 40}) check_everywhere({.tokens = tokens, .past = {100, 3}, .type = type});
     check_everywhere({.tokens = 3, .d = 128, .dv = 96, .past = {100, 3}, .type = type});
   }
@@ -297,6 +316,65 @@ TEST(CachedAttention, FewQueriesOfWholePanels) {
       check_everywhere({.tokens = 1, .d = 128, .dv = 128, .past = {past}, .padding = {0}, .type = type});
     check_everywhere({.tokens = 5, .d = 64, .dv = 64, .past = {150, 0}, .window = 99, .sinks = true, .type = type});
   }
+}
+
+// Rows in blocks: groups of four keys and their rest, blocks of keys, and all numbers of queries and of blocks of a
+// row.
+TEST(CachedAttention, FewQueriesOfBlocks) {
+  for (const auto type : {simd::RowType::q8_0, simd::RowType::q4_0}) {
+    for (const i64 group : {1, 2, 3, 4, 5, 6, 7, 8, 9})
+      check_everywhere(
+          {.heads = 2 * group, .shared = 2, .tokens = 1, .d = 64, .dv = 64, .past = {97, 3}, .type = type});
+    for (const i64 d : {32, 64, 96, 128, 160, 512})
+      for (const i64 dv : {32, 64, 96, 128, 160, 412 / 32 * 32})
+        for (const i64 tokens : {1, 3, 9})
+          check_everywhere({.tokens = tokens, .d = d, .dv = dv, .past = {50}, .padding = {0}, .type = type});
+    for (i64 past = 0; past < 22; ++past)
+      check_everywhere({.tokens = 1, .d = 128, .dv = 128, .past = {past}, .padding = {0}, .type = type});
+    for (i64 past = 88; past < 108; ++past)
+      check_everywhere({.tokens = 1, .d = 64, .dv = 32, .past = {past, 191}, .type = type});
+    for (const i64 window : {1, 3, 50, 97, 99})
+      check_everywhere(
+          {.tokens = 5, .d = 64, .dv = 64, .past = {150, 0}, .window = window, .sinks = true, .type = type});
+    check_everywhere({.tokens = 5, .past = {100, 3}, .padding = {2, 0}, .chunk = 7, .softcap = 0.7f, .type = type});
+  }
+}
+
+// A query that is no number gives none, also where it is rounded; the other query of the call is as without it.
+TEST(CachedAttention, QueriesThatAreNoNumbers) {
+  constexpr i64 kSize = 64, kKeys = 9;
+  for (const simd::Isa isa : simd::available_isas_of<simd::AttentionTable>())
+    for (const auto type : {simd::RowType::f32, simd::RowType::bf16, simd::RowType::q8_0, simd::RowType::q4_0}) {
+      SCOPED_TRACE(testing::Message() << simd::name(isa) << " type " << static_cast<int>(type));
+      const simd::AttentionTable& table = simd::attention(isa);
+      std::mt19937 rng(1);
+      std::uniform_real_distribution<float> values(-2, 2);
+      std::vector<float> q(2 * kSize), row(kSize), out(2 * kSize), expected(2 * kSize);
+      std::vector<std::byte> rows(static_cast<std::size_t>(kKeys * simd::row_bytes(type, kSize)));
+      for (i64 s = 0; s < kKeys; ++s) {
+        for (float& x : row) x = values(rng);
+        table.store_row(row.data(), DType::f32, kSize, type, rows.data() + s * simd::row_bytes(type, kSize));
+      }
+      for (float& x : q) x = values(rng);
+      simd::AttentionHead head;
+      head.t = 2;
+      head.s = kKeys;
+      head.d = head.dv = head.q_row = head.k_row = head.v_row = head.out_row = kSize;
+      head.kv = type;
+      head.q = q.data();
+      head.k = head.v = rows.data();
+      head.out = expected.data();
+      table.run(head, 0, 2);
+      head.out = out.data();
+      for (const float odd : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+        q[3] = odd;
+        table.run(head, 0, 2);
+        for (std::size_t i = 0; i < kSize; ++i) {
+          EXPECT_FALSE(std::isfinite(out[i]));
+          EXPECT_EQ(out[kSize + i], expected[kSize + i]);
+        }
+      }
+    }
 }
 
 TEST(CachedAttention, HeadsOfAnySizeAndGroup) {

@@ -64,7 +64,8 @@ void store(const KernelContext& ctx) noexcept {
     if (slot < 0) continue;
     for (const int side : {0, 1}) {
       const TensorDesc &from = ctx.in(side), &cache = ctx.out(side);
-      table.store_row(at(ctx.inputs[side], from, b, head, t), from.dtype, from.shape[3], simd::row_type(cache.dtype),
+      table.store_row(at(ctx.inputs[side], from, b, head, t), from.dtype, from.shape[3],
+                      simd::row_type(cache.dtype, cache.shape[3], from.shape[3]),
                       at(ctx.outputs[side], cache, ctx.kv_row(b), head, slot));
     }
   }
@@ -78,7 +79,7 @@ void attend(const KernelContext& ctx) noexcept {
   head.t = tokens;
   head.d = head.dv = head.k_row = head.v_row = q.shape[3];
   head.dtype = q.dtype;
-  head.kv = simd::row_type(keys.dtype);
+  head.kv = simd::row_type(keys.dtype, keys.shape[3], q.shape[3]);
   head.q_row = q.strides[2];
   head.out_row = out.strides[1];
   const auto [scale, has_ranges] = ctx.attrs<SourceAttentionAttrs>();
