@@ -19,7 +19,9 @@ GRAFT_VEC __m512i pairs_of(vf low, vf high) {
 // n elements of rows in blocks, which begin there.
 void round_blocks(const char* block, RowType type, i64 n, std::uint16_t* to) {
   for (i64 i = 0; i < n; i += kBlock, block += row_bytes(type, kBlock)) {
-    const __m512 scale = (__m512)splat(f16_to_float(*reinterpret_cast<const std::uint16_t*>(block)));
+    std::uint16_t bits;
+    __builtin_memcpy(&bits, block, sizeof(bits));
+    const __m512 scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
     const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 2));
     __m128i q[2] = {first, first};
     if (type == RowType::q8_0) {

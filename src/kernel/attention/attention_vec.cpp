@@ -56,7 +56,9 @@ GRAFT_LOCAL void widen_row(const void* data, RowType type, i64 index, i64 first,
     const i64 element = index + first + i, inside = element % kBlock;
     const i64 count = smaller(kBlock - inside, n - i);
     const char* block = static_cast<const char*>(row_at(data, type, element));
-    const float scale = load_f16(reinterpret_cast<const std::uint16_t*>(block))[0];
+    std::uint16_t half_scale[kLanes] = {};
+    __builtin_memcpy(half_scale, block, 2);
+    const float scale = load_f16(half_scale)[0];
     signed char q[kBlock];
     if (type == RowType::q8_0) {
       __builtin_memcpy(q, block + 2, kBlock);
