@@ -74,7 +74,10 @@ def measure(size: str, cores: list[int], options: argparse.Namespace) -> None:
     found: dict[str, list[float]] = {"whole": [], "stages": [], "cores": []}
     with ExitStack() as stack:
         both, one, other = ([*("taskset", "-c"), ",".join(map(str, c))] for c in (cores, cores[:1], cores[1:]))
-        start = lambda package, *more, launcher: stack.enter_context(Server(package, *shared, *more, launcher=launcher))  # noqa: E731
+
+        def start(package: Path, *more: object, launcher: list[str]) -> Server:
+            return stack.enter_context(Server(package, *shared, *more, launcher=launcher))
+
         second = first.with_name(first.name.replace("stage0", "stage1"))
         worker = stack.enter_context(Worker(second, f"unix:{options.folder / 'socket'}", "--threads", 1, launcher=other))
         servers = {
@@ -90,7 +93,7 @@ def measure(size: str, cores: list[int], options: argparse.Namespace) -> None:
                 sample = asyncio.run(sampled(servers[name], round_ * 10_000, options))
                 found[name].append(sample.tokens / sample.seconds)
                 texts.append(sample.texts)
-            if any(found_here != texts[0] for found_here in texts[1:]):
+            if any(found_texts != texts[0] for found_texts in texts):
                 raise RuntimeError(f"{size}: texts of round {round_} differ")
     speed = statistics.median(found["whole"])
     print(

@@ -1,4 +1,5 @@
 // Compiled for AVX-512 with BF16 only: see cmake/GraftLibrary.cmake.
+#include "kernel/attention/attention_avx512.h"
 #include "kernel/attention/attention_tile.h"
 #include "kernel/matmul/pair_tile.h"
 
@@ -117,13 +118,6 @@ void run(const AttentionHead& head, i64 t0, i64 t1) {
       head.kv == RowType::bf16 || row_elements(head.kv) > 1 || (head.kv == RowType::f32 && head.in_bf16);
   const bool pairs = rounded && head.d % 2 == 0 && t1 - t0 > kFewQueries;
   pairs ? many_queries<Bf16Products>(head, t0, t1) : avx512vnni::kAttention.run(head, t0, t1);
-}
-
-void widen_rows(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to) {
-  avx512::kAttention.widen_rows(from, dtype, row, rows, n, to);
-}
-void store_row(const void* from, DType dtype, std::int64_t n, RowType type, void* to) {
-  avx512::kAttention.store_row(from, dtype, n, type, to);
 }
 
 }  // namespace

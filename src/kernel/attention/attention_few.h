@@ -30,7 +30,7 @@ GRAFT_VEC void prefetch(const Ahead& ahead, i64 row, i64 count = 1) {
   }
   for (i64 r = row * ahead.at_once; r < end; ++r) {
     const char* from = ahead.rows + r * ahead.stride;
-    for (i64 i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    for (i64 i = 0; i < ahead.bytes; i += kLine) __builtin_prefetch(from + i, 0, 2);
   }
 }
 

@@ -1,7 +1,5 @@
 #include "kernel/attention/attention_vec.h"
 
-#include <type_traits>
-
 #include "kernel/attention/attention_few.h"
 
 namespace graft::simd::GRAFT_ISA {

@@ -17,10 +17,10 @@ enum class RowType : std::uint8_t { f32, f16, bf16, q8_0, q4_0 };
 inline constexpr std::int64_t kBlock = 32;
 
 // Elements that are stored together.
-inline std::int64_t row_elements(RowType type) { return type < RowType::q8_0 ? 1 : kBlock; }
+[[gnu::always_inline]] constexpr std::int64_t row_elements(RowType type) { return type < RowType::q8_0 ? 1 : kBlock; }
 
 // Bytes of n elements; in blocks, of the whole ones among them.
-inline std::int64_t row_bytes(RowType type, std::int64_t n) {
+[[gnu::always_inline]] constexpr std::int64_t row_bytes(RowType type, std::int64_t n) {
   return type == RowType::q8_0   ? n / kBlock * 34
          : type == RowType::q4_0 ? n / kBlock * 18
                                  : n * (type == RowType::f32 ? 4 : 2);

@@ -1,4 +1,5 @@
 // Compiled for AVX-512 with VNNI only: see kernel/simd/targets.def.
+#include "kernel/attention/attention_avx512.h"
 #include "kernel/attention/attention_few.h"
 
 namespace graft::simd::GRAFT_ISA {
@@ -26,7 +27,7 @@ GRAFT_VEC __m512i four_rows(const char* from, i64 row) {
 
 // Blocks of four rows in units of their scales, plus kOffset: elements 0 to 15 of each row, and elements 16 to 31.
 struct Q8Rows {
-  static constexpr i64 kBytes = 34;
+  static constexpr i64 kBytes = row_bytes(RowType::q8_0, kBlock);
   static constexpr std::int32_t kOffset = 128;
   GRAFT_VEC void load(const char* block, i64 row, __m512i (&x)[2]) {
     const __m512i sign = _mm512_set1_epi8(-128);
@@ -35,7 +36,7 @@ struct Q8Rows {
   }
 };
 struct Q4Rows {
-  static constexpr i64 kBytes = 18;
+  static constexpr i64 kBytes = row_bytes(RowType::q4_0, kBlock);
   static constexpr std::int32_t kOffset = 8;
   GRAFT_VEC void load(const char* block, i64 row, __m512i (&x)[2]) {
     const __m512i pairs = four_rows(block + kScaleBytes, row), low = _mm512_set1_epi8(15);
@@ -309,13 +310,6 @@ void run(const AttentionHead& head, i64 t0, i64 t1) {
   if (t1 - t0 > kFewQueries || row_elements(head.kv) == 1) return avx512::kAttention.run(head, t0, t1);
   head.kv == RowType::q8_0 ? few_queries<FewByteProducts<Q8Rows>>(head, t0, t1)
                            : few_queries<FewByteProducts<Q4Rows>>(head, t0, t1);
-}
-
-void widen_rows(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to) {
-  avx512::kAttention.widen_rows(from, dtype, row, rows, n, to);
-}
-void store_row(const void* from, DType dtype, std::int64_t n, RowType type, void* to) {
-  avx512::kAttention.store_row(from, dtype, n, type, to);
 }
 
 }  // namespace
