@@ -1,12 +1,13 @@
-"""Embeddings under load: clients that ask for the vectors of texts of MiniLM, from `graft serve` and from infinity.
+"""Embeddings under load: clients that ask for the vectors of texts of MiniLM, from `graft serve`, infinity and llama-server.
 
     python bench/embed_load.py [--clients 64] [--texts 1] [--tokens 64] [--requests 8] [--rounds 5] [--peers graft,infinity,...]
 
 Each client asks --requests times for --texts texts of about --tokens tokens, over a connection of its own. Servers take turns; one that has no
 request does nothing. Ratios are made round by round. The vectors of all servers must agree.
 
-infinity-torch is infinity-emb with its engine torch (others by their names): --python names the interpreter of its environment (default:
-build/bench/embed_load/infinity, made when it is missing).
+infinity-torch is infinity-emb with its engine torch (others by their names); llama-server is the one in xllamacpp, and reads the same weights
+from a GGUF file in f32. Each has an environment of its own: --python peer=path,... names interpreters (default:
+build/bench/embed_load/PEER, made when it is missing).
 """
 
 from __future__ import annotations
@@ -20,40 +21,101 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
 BENCH = Path(__file__).resolve().parent
-sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python")]
+sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python"), str(BENCH.parent / "test" / "python" / "llm")]
 
 from peer_servers import environment, free_port, listening  # noqa: E402
 from serving import Server, export_minilm  # noqa: E402
 
-PACKAGES = ["infinity-emb[server,torch,optimum]==0.0.78", "transformers<5", "click<8.2"]
+PACKAGES = {
+    "infinity": ["infinity-emb[server,torch,optimum]==0.0.78", "transformers<5", "click<8.2"],
+    "llama-server": ["xllamacpp==2026.10.11549"],
+}
+LLAMA_SERVER = """
+import sys, threading, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, slots, threads = sys.argv[1], *map(int, sys.argv[2:4])
+params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = 512 * slots, slots, 4096, 4096
+params.port, params.hostnames, params.embedding, params.n_threads_http = int(sys.argv[4]), ["127.0.0.1"], True, slots + 4
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+server = xllamacpp.Server(params)
+threading.Event().wait()
+"""
 WORDS = "the of and to in a is that for it was on are as with his they at be this from have or by one had not but what all".split()
 
 
 @contextmanager
-def graft_server(folder: Path, threads: int) -> Iterator[int]:
+def graft_server(folder: Path, precision: str, threads: int) -> Iterator[int]:
     package, source = folder / "minilm.pte", folder / "model"
     if not package.exists():
         from torch.export import Dim
 
         found, _ = export_minilm(package, {0: Dim("rows", min=1, max=64), 1: Dim("tokens", min=2, max=512)})
         shutil.copytree(found, source, dirs_exist_ok=True)
-    with Server(f"m={package}", "--tokenizer", f"m={source / 'tokenizer.json'}", "--threads", threads, "--no-request-log") as server:
+    arguments = f"m={package}", "--tokenizer", f"m={source / 'tokenizer.json'}", "--threads", threads, "--no-request-log"
+    with Server(*arguments, "--matmul-precision", precision) as server:
         yield server.port
 
 
 @contextmanager
-def infinity(folder: Path, python: Path, engine: str, threads: int) -> Iterator[int]:
+def infinity(folder: Path, python: Path, engine: str, dtype: str, threads: int) -> Iterator[int]:
     port = free_port()
     arguments = [python.with_name("infinity_emb"), "v2", "--model-id", folder / "model", "--served-model-name", "m", "--engine", engine,
-                 "--device", "cpu", "--port", port, "--no-bettertransformer"]  # fmt: skip
+                 "--device", "cpu", "--port", port, "--dtype", dtype, "--no-bettertransformer"]  # fmt: skip
     more = {"OMP_NUM_THREADS": str(threads), "ANONYMIZED_TELEMETRY": "0", "DO_NOT_TRACK": "1"}
     with listening(arguments, port, more):
+        yield port
+
+
+# llama.cpp's names of what BERT has in a layer.
+BERT = {
+    "attention.self.query": "attn_q", "attention.self.key": "attn_k", "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output", "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up", "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
+    "word_embeddings": "token_embd", "position_embeddings": "position_embd", "token_type_embeddings": "token_types", "LayerNorm": "token_embd_norm",
+}  # fmt: skip
+
+
+def write_gguf(source: Path, path: Path) -> None:
+    """MiniLM as llama.cpp's converter writes it, with its mean of the states."""
+    import gguf_writer
+    import transformers
+
+    model = transformers.AutoModel.from_pretrained(source)
+    config, tensors = model.config, {}
+    for name, tensor in model.state_dict().items():
+        place, _, rest = name.removeprefix("encoder.layer.").removeprefix("embeddings.").partition(".")
+        stem, _, end = (rest if place.isdigit() else f"{place}.{rest}").rpartition(".")
+        if stem in BERT:
+            tensors[f"{f'blk.{place}.' if place.isdigit() else ''}{BERT[stem]}.{end}"] = tensor
+    words = (source / "vocab.txt").read_text().splitlines()
+    special = [word.startswith("[") and word.endswith("]") for word in words]
+    pieces = [word if is_special else word[2:] if word.startswith("##") else "\u2581" + word for word, is_special in zip(words, special)]
+    ids = {name: words.index(f"[{name.upper()}]") for name in ("cls", "sep", "pad", "unk", "mask")}
+    values = {
+        "general.architecture": "bert", "bert.block_count": config.num_hidden_layers, "bert.context_length": config.max_position_embeddings,
+        "bert.embedding_length": config.hidden_size, "bert.feed_forward_length": config.intermediate_size,
+        "bert.attention.head_count": config.num_attention_heads, "bert.attention.layer_norm_epsilon": float(config.layer_norm_eps),
+        "bert.attention.causal": False, "bert.pooling_type": 1, "tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": pieces,
+        "tokenizer.ggml.token_type": np.array([3 if is_special else 1 for is_special in special], np.int32),
+        "tokenizer.ggml.token_type_count": config.type_vocab_size, "tokenizer.ggml.bos_token_id": ids["cls"],
+        "tokenizer.ggml.cls_token_id": ids["cls"], "tokenizer.ggml.eos_token_id": ids["sep"], "tokenizer.ggml.seperator_token_id": ids["sep"],
+        "tokenizer.ggml.padding_token_id": ids["pad"], "tokenizer.ggml.unknown_token_id": ids["unk"], "tokenizer.ggml.mask_token_id": ids["mask"],
+    }  # fmt: skip
+    gguf_writer.write_gguf(path, values, tensors)
+
+
+@contextmanager
+def llama_server(folder: Path, python: Path, clients: int, threads: int) -> Iterator[int]:
+    path, port = folder / "minilm.gguf", free_port()
+    if not path.exists():
+        write_gguf(folder / "model", path)
+    with listening([python, "-c", LLAMA_SERVER, path, clients, threads, port], port, {}):
         yield port
 
 
@@ -62,15 +124,21 @@ def texts_of(number: int, options: argparse.Namespace) -> list[str]:
     return [" ".join(random.choice(WORDS, options.tokens - 2)) for _ in range(options.texts)]
 
 
-async def client(port: int, number: int, options: argparse.Namespace, times: list[float], vectors: dict) -> None:
+def requests_of(port: int, number: int, options: argparse.Namespace) -> list[bytes]:
+    """Of a client, made before the time counts."""
     path = b"/v1/embeddings" if options.prefixed[port] else b"/embeddings"
+    bodies = [json.dumps({"model": "m", "input": texts_of(number * 1000 + turn, options)}).encode() for turn in range(options.requests)]
+    return [
+        b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        for body in bodies
+    ]
+
+
+async def client(port: int, number: int, requests: list[bytes], times: list[float], vectors: dict) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    for turn in range(options.requests):
-        body = json.dumps({"model": "m", "input": texts_of(number * 1000 + turn, options)}).encode()
+    for turn, request in enumerate(requests):
         begin = time.perf_counter()
-        writer.write(
-            b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        )
+        writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))[15:])
         answer = await reader.readexactly(length)
@@ -85,8 +153,10 @@ async def client(port: int, number: int, options: argparse.Namespace, times: lis
 async def load(port: int, round_: int, options: argparse.Namespace) -> tuple[float, list[float], dict]:
     times: list[float] = []
     vectors: dict = {}
+    numbers = [i and i + round_ * 100 for i in range(options.clients)]
+    requests = [requests_of(port, number, options) for number in numbers]
     begin = time.perf_counter()
-    await asyncio.gather(*(client(port, i and i + round_ * 100, options, times, vectors) for i in range(options.clients)))
+    await asyncio.gather(*(client(port, number, own, times, vectors) for number, own in zip(numbers, requests, strict=True)))
     return options.clients * options.requests * options.texts / (time.perf_counter() - begin), times, vectors
 
 
@@ -99,21 +169,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", default="graft,infinity-torch")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--precision", default="highest", help="of graft's products: highest, or medium (bf16)")
+    parser.add_argument("--dtype", default="float32", help="of infinity: float32 or bfloat16")
+    parser.add_argument("--tolerance", type=float, default=2e-3, help="of elements of vectors")
     parser.add_argument("--folder", type=Path, default=BENCH.parent / "build" / "bench" / "embed_load")
-    parser.add_argument("--python", type=Path)
+    parser.add_argument("--python", default="", help="interpreters of peers: llama-server=path,...")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     peers = options.peers.split(",")
-    python = options.python or environment(options.folder / "infinity", PACKAGES)
+    given = dict(entry.split("=", 1) for entry in options.python.split(",") if entry)
+
+    def python_of(peer: str) -> Path:
+        return Path(given[peer]) if peer in given else environment(options.folder / peer, PACKAGES[peer])
+
+    def start(peer: str) -> AbstractContextManager[int]:
+        if peer == "graft":
+            return graft_server(options.folder, options.precision, options.threads)
+        if peer == "llama-server":
+            return llama_server(options.folder, python_of(peer), options.clients, options.threads)
+        return infinity(options.folder, python_of("infinity"), peer.partition("-")[2], options.dtype, options.threads)
+
     rates: dict[str, list[float]] = {peer: [] for peer in peers}
     latencies: dict[str, list[float]] = {peer: [] for peer in peers}
     with ExitStack() as stack:
         ports = {}
         for peer in peers:
-            server = graft_server(options.folder, options.threads) if peer == "graft" else \
-                infinity(options.folder, python, peer.partition("-")[2], options.threads)  # fmt: skip
-            ports[peer] = stack.enter_context(server)
-        options.prefixed = {port: peer == "graft" for peer, port in ports.items()}
+            ports[peer] = stack.enter_context(start(peer))
+        options.prefixed = {port: not peer.startswith("infinity") for peer, port in ports.items()}
         for port in ports.values():
             asyncio.run(load(port, 99, options))  # warm
         for round_ in range(options.rounds):
@@ -124,8 +206,8 @@ def main() -> None:
                 latencies[peer] += times
             for peer in peers[1:]:
                 for turn, vectors in found[peer].items():
-                    np.testing.assert_allclose(found["graft"][turn], vectors, atol=2e-3)
-    print(f"{options.clients} clients, {options.texts} texts of {options.tokens} tokens a request; vectors agree within 0.002\n")
+                    np.testing.assert_allclose(found["graft"][turn], vectors, rtol=0, atol=options.tolerance)
+    print(f"{options.clients} clients, {options.texts} texts of {options.tokens} tokens a request; vectors agree within {options.tolerance}\n")
     print("| server | texts/s | median ms | p99 ms | graft / it |\n|---|---:|---:|---:|---:|")
     for peer in peers:
         ratio = statistics.median(a / b for a, b in zip(rates["graft"], rates[peer], strict=True))

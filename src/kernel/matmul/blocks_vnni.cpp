@@ -21,8 +21,6 @@ static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
 // cache. A core waits for fewer lines of its first-level cache at once (24 on Zen 4) than memory could send meanwhile,
 // so memory is asked by the second-level cache, and only what is there soon goes to the first.
 constexpr i64 kAheadInL2 = 8192, kAheadInL1 = 2048, kAheadInL1OfFewBits = 4096;
-// Largest panels, in bytes, that a product of several row tiles prefetches while it computes the panels before them.
-constexpr i64 kMostPrefetched = 48 << 10;
 
 GRAFT_VEC vb load_bytes(const std::byte* p) {
 #if defined(__AVX512VNNI__)
@@ -328,6 +326,18 @@ GRAFT_VEC void prefetch(const std::byte* p) {
   for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, locality);
 }
 
+// What a tile of rows asks memory for while it computes, some lines with each block: its own panels, nothing, or half
+// of each block of the panels that many bytes further on. A burst of them would wait: a core has few lines under way.
+constexpr i64 kOwnPanels = -1, kNothing = 0;
+// Of tile t of `tiles`: the first and the second, or after the first panels those after it, ask for the next panels,
+// `next` bytes further on (0: there are none).
+GRAFT_VEC i64 asked_by(i64 t, i64 tiles, bool first_panels, i64 next, i64 quant_bytes) {
+  const bool own = first_panels || tiles == 1;
+  if (own && t == 0) return kOwnPanels;
+  const i64 half = own ? t - 1 : t;
+  return next == 0 || half > 1 ? kNothing : next + half * quant_bytes / 2;
+}
+
 // The sums of one block of 32 for M rows and N vectors of columns.
 template <typename F, int M, int N>
 GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, i64 depth, vb (&sums)[M][N]) {
@@ -409,10 +419,11 @@ GRAFT_VEC void block_sums_of_few_bits(const std::byte* const (&q)[N], const std:
   }
 }
 
-// `out` has a row stride of out_row elements.
-template <typename F, int M, int N>
-void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, i64 row, i64 depth, float* out,
-          i64 out_row) {
+// `out` has a row stride of out_row elements. Without `asks`, `ahead` is kNothing: a loop that
+// does not test it is faster.
+template <typename F, int M, int N, bool asks>
+void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, i64 row, i64 depth, i64 ahead,
+          float* out, i64 out_row) {
   const i64 blocks = depth / kPanelBlock;
   const std::byte* base[N];
   for (int n = 0; n < N; ++n) base[n] = panels + n / kParts * panel_stride;
@@ -441,7 +452,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     }
     const std::byte* q[N];
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * kQuantBytes + n % kParts * kVectorBytes;
-    if (row == 0) {
+    if (asks && ahead == kOwnPanels) {
       const i64 at = panel_bytes(F::kFormat, b * kPanelBlock);
       const i64 far = bytes_ahead(at, kAheadInL2, panel_stride, kPanels);
       const i64 near = bytes_ahead(at, kFewBits<F> ? kAheadInL1OfFewBits : kAheadInL1, panel_stride, kPanels);
@@ -450,6 +461,12 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
         prefetch<kQuantBytes, kIntoL2>(q[n] + far);
         if (F::kScales != Scales::groups || g == 0) prefetch<1, kIntoL2>(base[n] + tail + g * 32 + far);
         if constexpr (kUnpacks<F>) prefetch<kQuantBytes, kIntoL1>(q[n] + near);
+      }
+    } else if (asks) {
+#pragma GCC unroll 2
+      for (int n = 0; n < N; n += kParts) {
+        prefetch<kQuantBytes / 2, kIntoL2>(q[n] + ahead);
+        if (F::kScales != Scales::groups || g == 0) prefetch<1, kIntoL2>(base[n] + tail + g * 32 + ahead);
       }
     }
     if constexpr (kFewBits<F>) {
@@ -541,8 +558,8 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
 
 // q6_k has a scale for 16 elements: two sums per block, for one vector of columns at a time, the `part`-th of a panel.
 template <int M>
-void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out,
-                  i64 out_row) {
+void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, i64 ahead,
+                  float* out, i64 out_row) {
   constexpr int kQuantBytes = layout_of(PanelFormat::q6_k).quant_bytes;
   const i64 blocks = depth / kPanelBlock;
   const std::int8_t* a = rows.q + row * depth;
@@ -556,9 +573,11 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
     for (int g = 0; g < 8; ++g) {
       const i64 b = first + g;
       const std::byte* q = panel + g * kQuantBytes + part * kVectorBytes;
-      if (row == 0) {
+      if (ahead == kOwnPanels) {
         prefetch<kQuantBytes, kIntoL2>(q + kAheadInL2);
         prefetch<kQuantBytes, kIntoL1>(q + kAheadInL1);
+      } else if (ahead != kNothing) {
+        prefetch<kQuantBytes / 2, kIntoL2>(q + ahead);
       }
       const vb high0 = load_bytes(q + 256), high1 = load_bytes(q + 320);
       vb sums[M][2];
@@ -589,18 +608,25 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
   for (int m = 0; m < M; ++m) store(out + m * out_row, total[m]);
 }
 
-using TileOfRows = void (*)(const std::byte*, i64, const QuantizedRows&, i64, i64, float*, i64);
+using TileOfRows = void (*)(const std::byte*, i64, const QuantizedRows&, i64, i64, i64, float*, i64);
 
 #if defined(__AVX512VNNI__)
 template <typename F, int N>
-constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N>, tile<F, 2, N>, tile<F, 3, N>, tile<F, 4, N>,
-                                                tile<F, 5, N>, tile<F, 6, N>, tile<F, 7, N>, tile<F, 8, N>};
+constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N, true>, tile<F, 2, N, true>, tile<F, 3, N, true>,
+                                                tile<F, 4, N, true>, tile<F, 5, N, true>, tile<F, 6, N, true>,
+                                                tile<F, 7, N, true>, tile<F, 8, N, true>};
+// Of several tiles, which have four rows or more, most ask for nothing.
+template <typename F>
+constexpr TileOfRows kTilesThatAskNothing[kMostRows] = {
+    nullptr, nullptr, nullptr, tile<F, 4, 2, false>, tile<F, 5, 2, false>, tile<F, 6, 2, false>, nullptr, nullptr};
 #else
 template <typename F, int N>
-constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N>, tile<F, 2, N>};
+constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N, true>, tile<F, 2, N, true>};
+template <typename F>
+constexpr TileOfRows kTilesThatAskNothing[kMostRows] = {tile<F, 1, 2, false>, tile<F, 2, 2, false>};
 #endif
 
-using TileOfQ6K = void (*)(const std::byte*, int, const QuantizedRows&, i64, i64, float*, i64);
+using TileOfQ6K = void (*)(const std::byte*, int, const QuantizedRows&, i64, i64, i64, float*, i64);
 #if defined(__AVX512VNNI__)
 constexpr TileOfQ6K kTilesOfQ6K[kMostRows] = {tile_of_q6_k<1>, tile_of_q6_k<2>, tile_of_q6_k<3>, tile_of_q6_k<4>,
                                               tile_of_q6_k<5>, tile_of_q6_k<6>, tile_of_q6_k<7>, tile_of_q6_k<8>};
@@ -625,27 +651,25 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
     const bool in_place = plain && width == kPanel;
     const i64 out_row = in_place ? e.out_r : kPanel;
     const std::byte* at = panels + j / kPanelColumns * stride;
-    // Meanwhile the next panels are prefetched, for which their first tile would wait. Large panels are not: every tile
-    // reads those from the second-level cache.
-    const std::byte* next = at + 2 * stride;
-    const bool ahead = turns > 1 && j + kPanel < j1 && 2 * stride <= kMostPrefetched;
-    const std::byte* end = next + (!ahead ? 0 : columns - j - kPanel > kPanelColumns ? 2 * stride : stride);
-    const i64 lines = ((end - next) / turns + 63) / 64;
+    const i64 next = j + kPanel < j1 ? kPanel / kPanelColumns * stride : 0;
     i64 left = turns;
     for (i64 r = 0, count = 0; r < rows; r += count, --left) {
       count = (rows - r + left - 1) / left;
-      for (i64 i = 0; i < lines && next < end; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+      const i64 ahead = asked_by(turns - left, turns, j == j0, next, layout_of(F::kFormat).quant_bytes);
       float* out = in_place ? static_cast<float*>(e.out) + r * e.out_r + j : tile;
       if constexpr (F::kScales == Scales::halves) {
         for (int n = 0; n < (two ? 2 : 1); ++n) {
           const std::byte* panel = at + n / kParts * stride;
-          kTilesOfQ6K[count - 1](panel, n % kParts, quantized, r, depth, out + n * kLanes, out_row);
+          kTilesOfQ6K[count - 1](panel, n % kParts, quantized, r, depth, ahead, out + n * kLanes, out_row);
         }
       } else if (kParts == 1 && kFewBits<F>) {  // side by side they would take too many registers
         for (int n = 0; n < (two ? 2 : 1); ++n)
-          kTilesOfRows<F, 1>[count - 1](at + n * stride, stride, quantized, r, depth, out + n * kLanes, out_row);
+          kTilesOfRows<F, 1>[count - 1](at + n * stride, stride, quantized, r, depth, ahead, out + n * kLanes, out_row);
       } else {
-        (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out, out_row);
+        const TileOfRows* const tiles = !two                ? kTilesOfRows<F, 1>
+                                        : ahead == kNothing ? kTilesThatAskNothing<F>
+                                                            : kTilesOfRows<F, 2>;
+        tiles[count - 1](at, stride, quantized, r, depth, ahead, out, out_row);
       }
       if (!in_place) finish(e, out, r, static_cast<int>(count), j, width);
     }
