@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernel/matmul/packed_pairs.h"
 #include "lowering/lowering.h"
+#include "op/aten/linear.h"
 #include "op/operator.h"
 
 namespace graft {
@@ -66,8 +67,13 @@ StoredUse stored_use_of_pack(const NodeView& node, std::string_view argument) {
   return argument == "weight" && node.constant("in_bf16") != 0 ? StoredUse::rows : StoredUse::none;
 }
 
-// --- graft.packed_linear(input, weight, weight_size, bias?, in_bf16): the arguments of aten.linear; weight_size, the
-// sizes of the unpacked weight; whether it holds pairs of bf16, to which the input is rounded too ---
+StoredUse stored_use_of_packed(const NodeView&, std::string_view argument) {
+  return argument == "rows_weight" ? StoredUse::rows : StoredUse::none;
+}
+
+// --- graft.packed_linear(input, weight, weight_size, bias?, in_bf16, rows_weight?): the arguments of aten.linear;
+// weight_size, the sizes of the unpacked weight; whether it holds pairs of bf16, to which the input is rounded too; the
+// unpacked weight, where the input may have so few rows that they are not rounded ---
 
 Refusal refuse_packed(const NodeView& node) {
   if (const Refusal refusal = without_bf16(node); !refusal.empty()) return refusal;
@@ -77,6 +83,8 @@ Refusal refuse_packed(const NodeView& node) {
   if (!is_f32(node.tensor("weight"), 1)) return str("weight is ", node.tensor("weight").str(), ", expected packed f32");
   if (node.has("bias") && !is_f32(node.tensor("bias"), 1))
     return str("bias is ", node.tensor("bias").str(), ", expected f32 of rank 1");
+  if (node.has("rows_weight") && !is_f32(node.tensor("rows_weight"), 2))
+    return str("rows_weight is ", node.tensor("rows_weight").str(), ", expected f32 of rank 2");
   return {};
 }
 
@@ -90,6 +98,10 @@ Shape checked_size(const Call& call) {
   const std::int64_t words = packed_words(size, call.integer("in_bf16") != 0);
   GRAFT_CHECK(InvalidArgument, weight == Shape{words}, "weight has size ", weight.str(), ", that of ", size.str(),
               " has ", words, " elements packed");
+  if (call.has("rows_weight")) {
+    const Shape& rows = call.tensor("rows_weight").shape();
+    GRAFT_CHECK(InvalidArgument, rows == size, "rows_weight has size ", rows.str(), ", expected ", size.str());
+  }
   return size;
 }
 
@@ -115,6 +127,11 @@ std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes
   const Shape matrix = {rows, size[1]};
   std::optional<Tensor> x = try_reshape(input, matrix);
   if (!x) x = try_reshape(lowering.contiguous(input), matrix);
+  const Tensor result = *try_reshape(out, Shape{rows, size[0]});
+  if (rows <= simd::kMaxDotRows && call.has("rows_weight")) {
+    launch_linear(*x, call.tensor("rows_weight"), call.optional_tensor("bias"), result, lowering);
+    return {out};
+  }
   std::vector<Tensor> inputs = {rows_as_positions(*x), call.tensor("weight")};
   PackedConvAttrs attrs;
   if (call.has("bias")) {
@@ -124,8 +141,8 @@ std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes
   const bool in_bf16 = call.integer("in_bf16") != 0;
   const std::int64_t scratch = in_bf16 ? packed_pair_scratch_bytes(inputs[0].desc)
                                        : packed_conv_scratch_bytes(inputs[0].desc, attrs, lowering.max_threads());
-  lowering.launch(in_bf16 ? kPackedPairs : kPackedLinear, std::move(inputs),
-                  {rows_as_positions(*try_reshape(out, Shape{rows, size[0]}))}, attrs, scratch);
+  lowering.launch(in_bf16 ? kPackedPairs : kPackedLinear, std::move(inputs), {rows_as_positions(result)}, attrs,
+                  scratch);
   return {out};
 }
 
@@ -134,7 +151,7 @@ std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes
 std::span<const Operator> packed_linear_operators() {
   static constexpr Operator kOperators[] = {
       {"graft.pack_linear", refuse_pack, pack_shape, lower_pack, false, false, false, stored_use_of_pack},
-      {"graft.packed_linear", refuse_packed, packed_shape, lower_packed},
+      {"graft.packed_linear", refuse_packed, packed_shape, lower_packed, false, false, false, stored_use_of_packed},
   };
   return kOperators;
 }

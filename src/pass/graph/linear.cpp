@@ -64,14 +64,19 @@ class LinearPacker {
         return std::nullopt;
     }
     // With so few rows, dot products with the weight's own rows already run at memory bandwidth.
+    const std::optional<std::int64_t> rows = rows_of(*x);
+    return rows && *rows <= simd::kMaxDotRows ? std::nullopt : std::optional(found->second);
+  }
+
+  // Rows of the input of a layer, where that is known.
+  static std::optional<std::int64_t> rows_of(const ir::Value& x) {
     std::int64_t rows = 1;
-    for (int d = 0; d + 1 < x->rank(); ++d) {
-      const ir::Dim& dim = x->dims[static_cast<std::size_t>(d)];
-      // Products with few rows are not rounded: MatmulPrecision::medium.
-      if (!dim.is_static()) return in_bf16_ ? std::nullopt : std::optional(found->second);
+    for (int d = 0; d + 1 < x.rank(); ++d) {
+      const ir::Dim& dim = x.dims[static_cast<std::size_t>(d)];
+      if (!dim.is_static()) return std::nullopt;
       rows *= dim.min;
     }
-    return rows > simd::kMaxDotRows ? std::optional(found->second) : std::nullopt;
+    return rows;
   }
 
   // Weights that only such nodes read: the original rows need not be kept.
@@ -124,12 +129,14 @@ class LinearPacker {
       packed_[*weight] = graph_.add(w.name + " packed", "graft.pack_linear", {{"weight", rows}, {"in_bf16", in_bf16}},
                                     DType::f32, {{words, words, {}}});
     }
+    const bool may_be_few = in_bf16_ && !rows_of(*graph_.tensor(graph_.arg(node, "input")));
     graph_.replace(node, "graft.packed_linear",
                    {{"input", graph_.arg(node, "input")},
                     {"weight", packed_[*weight]},
                     {"weight_size", size},
                     {"bias", graph_.arg(node, "bias")},
-                    {"in_bf16", in_bf16}});
+                    {"in_bf16", in_bf16},
+                    {"rows_weight", may_be_few ? rows : ir::Arg()}});
   }
 
   static ir::Arg list_of(std::initializer_list<std::int64_t> sizes) {

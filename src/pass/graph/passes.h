@@ -47,8 +47,9 @@ std::size_t pack_convolutions(ir::Program& program);
 std::size_t fold_batch_norms(ir::Program& program);
 
 // f32 linear layers with more than a few rows, or an unknown number, use packed weights (graft.packed_linear) if
-// nothing else reads the weights, unless these are very large in total. `in_bf16`: packed as bf16 where the number of
-// rows is known; weights stored in bf16, too. `others`: counted as if they were in the program.
+// nothing else reads the weights, unless these are very large in total. `in_bf16`: packed as bf16, beside the weights
+// where the number of rows is unknown, as few are not rounded; weights stored in bf16, too. `others`: counted as if
+// they were in the program.
 std::size_t pack_linear_layers(ir::Program& program, bool in_bf16, const OtherStages& others = {});
 
 // Of integers and booleans (ids, positions, masks): a node that computes what an earlier one does is replaced by that

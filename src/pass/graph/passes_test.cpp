@@ -366,8 +366,8 @@ TEST(PackLinearLayers, AWeightOfTwoLayersIsPackedOnce) {
   check_linear({.twice = true});
 }
 
-// With bf16 operands, a layer with an unknown number of rows may get few, which are not rounded.
-TEST(PackLinearLayers, InBf16TheNumberOfRowsIsKnown) {
+// With bf16 operands, a layer with an unknown number of rows may get few, which are not rounded: it has its weight too.
+TEST(PackLinearLayers, InBf16) {
   if (simd::packed_pairs() == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16, or no faster than f32";
   const auto after = [](const LinearOptions& o) {
     GraphBuilder graph;
@@ -375,7 +375,26 @@ TEST(PackLinearLayers, InBf16TheNumberOfRowsIsKnown) {
     return after_passes(graph.program(), {.in_bf16 = true});
   };
   EXPECT_THAT(after({.least = 9, .most = 9}), ElementsAre("graft.pack_linear", "graft.packed_linear"));
-  EXPECT_THAT(after({.least = 9, .most = 64}), ElementsAre("aten.linear.default"));
+  EXPECT_THAT(after({.least = 8, .most = 8}), ElementsAre("aten.linear.default"));
+  EXPECT_THAT(after({.least = 1, .most = 64}), ElementsAre("graft.pack_linear", "graft.packed_linear"));
+
+  GraphBuilder graph;
+  add_linear(graph, {.least = 1, .most = 64});
+  LoadOptions medium, plain;
+  medium.matmul_precision = MatmulPrecision::medium;
+  plain.pack_weights = false;
+  Session rounded(graph.build(medium)), exact(graph.build(plain));
+  for (const std::int64_t rows : {1, 8, 9, 64}) {
+    std::vector<float> x(static_cast<std::size_t>(rows * 24));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+    const std::vector<Value> inputs = {tensor(x, DType::f32, {rows, 24})};
+    const auto found = test::floats(rounded.run("forward", inputs)[0]);
+    const auto expected = test::floats(exact.run("forward", inputs)[0]);
+    float most = 0;
+    for (std::size_t i = 0; i < found.size(); ++i) most = std::max(most, std::abs(found[i] - expected[i]));
+    EXPECT_EQ(most > 2e-5F, rows > 8) << rows << " rows";
+    EXPECT_LT(most, 0.1F) << rows << " rows";
+  }
 }
 
 // A stage of a model decides as the whole model would.
