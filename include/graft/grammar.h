@@ -78,9 +78,9 @@ class GRAFT_API Grammar {
   using Vocabulary = std::shared_ptr<const GrammarVocabulary>;
   // A JSON value for a schema (draft 2020-12). Keywords: type, enum, const, anyOf, $ref within the document,
   // properties, required, additionalProperties, items, prefixItems, minItems, maxItems, minLength, maxLength, pattern,
-  // format, minimum, maximum, exclusiveMinimum and exclusiveMaximum (of integers), and annotations. Properties come in
-  // the schema's order, and no others beside them. Between the parts of a value there is at most a space, or a line end
-  // and up to 20 spaces.
+  // format, minimum, maximum, exclusiveMinimum and exclusiveMaximum (of integers), multipleOf, and annotations.
+  // Properties come in the schema's order, and no others beside them. Between the parts of a value there is at most a
+  // space, or a line end and up to 20 spaces.
   static std::shared_ptr<Grammar> json_schema(std::string_view schema, Vocabulary vocabulary);
   static std::shared_ptr<Grammar> json_object(Vocabulary vocabulary);  // any
   // The whole text matches. Python's syntax without look-around, back references and word boundaries.
@@ -88,6 +88,12 @@ class GRAFT_API Grammar {
   // Rules `name ::= ...` of "literals", [classes], names, groups, |, ?, *, +, {m,n}, and # comments, beginning with
   // `root`: llama.cpp's GBNF. Left recursion is Unsupported.
   static std::shared_ptr<Grammar> ebnf(std::string_view rules, Vocabulary vocabulary);
+  // A grammar of Lark that begins with `start`, read as Lark's Earley parser with the lexer "dynamic_complete" reads
+  // it: rules, terminals, "strings", "strings"i, /expressions/ as of `regex`, "a".."z", (), [], |, ?, *, +, ~ n..m,
+  // %ignore, and %import of numbers, words, names, quoted strings, blanks and comments from `common`. Priorities,
+  // aliases and what shapes trees change no text. Rules with parameters, flags and anchors of expressions are
+  // Unsupported, and left recursion through another rule.
+  static std::shared_ptr<Grammar> lark(std::string_view rules, Vocabulary vocabulary);
   static std::shared_ptr<Grammar> choice(std::span<const std::string> texts, Vocabulary vocabulary);
   // One of the alternatives, each the sequence of its parts; again `least` to `most` times (-1: any number), with
   // `separator` between two.

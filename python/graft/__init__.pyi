@@ -33,6 +33,9 @@ from graft.hf.compiler import compile as compile
 from graft.llm.export import export_llm as export_llm
 from graft.llm.generate import BatchGenerator as BatchGenerator
 from graft.llm.generate import TextGenerator as TextGenerator
+from graft.llm.grammar import Grammar as Grammar
+from graft.llm.grammar import GrammarVocabulary as GrammarVocabulary
+from graft.llm.grammar import TokenMask as TokenMask
 from graft.llm.speech_to_text import Transcriber as Transcriber
 from graft.audio import load_audio as load_audio
 from graft.audio import save_audio as save_audio
@@ -82,6 +85,8 @@ __all__ = [
     "FlowStage",
     "GraftBackend",
     "GraftPartitioner",
+    "Grammar",
+    "GrammarVocabulary",
     "ImageProcessor",
     "InternalError",
     "InvalidArgument",
@@ -100,6 +105,7 @@ __all__ = [
     "SystemError",
     "TextGenerator",
     "Timing",
+    "TokenMask",
     "Tokenizer",
     "Transcriber",
     "Unavailable",

@@ -116,7 +116,7 @@ void Sampler::penalize(std::span<float> logits) const {
 
 void Sampler::apply_mask(std::span<float> logits) {
   if (!request_.mask) return;
-  request_.mask->allowed(allowed_);
+  call_back([&] { request_.mask->allowed(allowed_); });
   GRAFT_CHECK(ExecutionError, std::ranges::any_of(allowed_, [](std::uint32_t word) { return word != 0; }),
               "the mask allows no token: no token of the vocabulary goes on with the form that was asked for");
   for (std::size_t w = 0; w < allowed_.size(); ++w) {

@@ -10,6 +10,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/check.h"
+#include "graft/grammar.h"
 #include "llm/images.h"
 #include "python/adapters.h"
 #include "python/bytes.h"
@@ -161,7 +163,7 @@ nb::list generate(TextGenerator& generator, const std::vector<ImagePrompt>& prom
 }
 
 std::uint64_t submit(BatchGenerator& batch, const ImagePrompt& prompt, const nb::dict& settings,
-                     const nb::object& on_text) {
+                     const nb::object& on_text, std::shared_ptr<TokenMask> mask) {
   const GenerationOptions options = options_of(settings, batch.decoder().model().info());
   BatchGenerator::OnText show;
   if (!on_text.is_none()) {
@@ -175,7 +177,9 @@ std::uint64_t submit(BatchGenerator& batch, const ImagePrompt& prompt, const nb:
       (*function)(bytes_of(text));
     };
   }
-  return batch.submit(prompt, options, {}, std::move(show));
+  RequestOptions request;
+  request.mask = std::move(mask);
+  return batch.submit(prompt, options, request, std::move(show));
 }
 
 nb::dict to_dict(const GenerationStats& stats) {
@@ -277,6 +281,13 @@ void bind_llm(nb::module_& m) {
              const nb::gil_scoped_release release;
              return model.encode_with_audio(chat_prompt(model, list), sounds, false);
            })
+      .def("grammar_vocabulary",
+           [](const LanguageModel& model) {
+             GRAFT_CHECK(InvalidArgument, model.tokenizer(),
+                         "the model has no tokenizer, which says what its tokens are");
+             return std::const_pointer_cast<GrammarVocabulary>(
+                 GrammarVocabulary::of(*model.tokenizer(), model.info().eos_token_ids));
+           })
       .def_prop_ro("vocab_size", [](const LanguageModel& model) { return model.info().vocab_size; })
       .def_prop_ro("context_length", [](const LanguageModel& model) { return model.info().context_length; })
       .def_prop_ro("eos_token_ids", [](const LanguageModel& model) { return model.info().eos_token_ids; });
@@ -356,7 +367,8 @@ void bind_llm(nb::module_& m) {
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
           nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"), nb::arg("pictures"),
           nb::arg("prefix_cache_bytes"), nb::arg("prefix_cache_file"))
-      .def("submit", &submit, nb::arg("prompt"), nb::arg("settings"), nb::arg("on_text").none())
+      .def("submit", &submit, nb::arg("prompt"), nb::arg("settings"), nb::arg("on_text").none(),
+           nb::arg("mask").none() = nb::none())
       .def(
           "step",
           [](BatchGenerator& batch, const CancelToken* cancel) {

@@ -303,6 +303,7 @@ nb::dict to_dict(const ProgramStats& s) {
 
 namespace graft {
 void bind_tokenizer(nb::module_& m);     // tokenizer.cpp
+void bind_grammar(nb::module_& m);       // grammar.cpp
 void bind_llm(nb::module_& m);           // llm.cpp
 void bind_speech(nb::module_& m);        // speech.cpp
 void bind_image(nb::module_& m);         // image.cpp
@@ -494,6 +495,7 @@ NB_MODULE(_C, m) {
   bind_pipeline(m);
   bind_flow(m);
   bind_registry(m);
+  bind_grammar(m);
   bind_llm(m);
   bind_speech(m);
   bind_image(m);

@@ -615,6 +615,7 @@ std::vector<Boundary> boundaries(World& w) {
       {"Grammar::json_object", [&] { Grammar::json_object(w.vocabulary); }},
       {"Grammar::regex", [&] { Grammar::regex("[ab]{1,3}", w.vocabulary); }},
       {"Grammar::ebnf", [&] { Grammar::ebnf("root ::= \"a\" root | \"b\"", w.vocabulary); }},
+      {"Grammar::lark", [&] { Grammar::lark("start: \"a\" start | \"b\"", w.vocabulary); }},
       {"Grammar::choice", [&] { Grammar::choice(w.words, w.vocabulary); }},
       {"Grammar::parts", [&] { Grammar::parts(w.parts, 1, -1, " ", w.vocabulary); }},
       {"Grammar::mask", [&] { w.grammar->mask(); }},

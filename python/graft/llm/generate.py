@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import numpy as np
 from graft import _C
 from graft.adapters import Adapters, Choice, rank_for
 from graft.audio import Sound, samples_of
+from graft.llm.grammar import GrammarVocabulary, TokenMask, engine_mask
 from graft.runtime import arrays
 from graft.vision import Picture, pixels_of
 
@@ -68,7 +70,7 @@ class _Generator:
         rank = rank_for(adapters or {}, max_adapter_rank)
         self.model: Any = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision, rank)
         #: LoRA adapters by name; see `graft.load_adapter`.
-        self.adapters = Adapters(self.model.program)
+        self.adapters: Adapters = Adapters(self.model.program)
         for name, adapter in (adapters or {}).items():
             self.adapters.load(name, adapter)
         rows = self._rows if rows is None else rows
@@ -205,12 +207,21 @@ class BatchGenerator(_Generator):
         audio: Sequence[Sound] = (),
         on_text: Callable[[str], None] | None = None,
         adapter: str | None = None,
+        mask: TokenMask | None = None,
         **settings: Any,
     ) -> int:
-        """Queues a request; prompt, images, audio, adapter and settings as in TextGenerator.generate. Returns its number. An
-        exception from on_text ends the request and is raised by step()."""
+        """Queues a request; prompt, images, audio, adapter and settings as in TextGenerator.generate. Returns its number.
+
+        mask: which tokens may come next, of this request alone: `graft.Grammar.mask`, or a `graft.TokenMask` of one's own.
+        An exception from on_text or mask ends the request and is raised by step()."""
         show = None if on_text is None else lambda text: on_text(_str(text))
-        return self._generator.submit(_prompt(self.model, prompt, images, audio), self._settings(settings, adapter), show)
+        made = _prompt(self.model, prompt, images, audio)
+        return self._generator.submit(made, self._settings(settings, adapter), show, engine_mask(mask))
+
+    @functools.cached_property
+    def grammar_vocabulary(self) -> GrammarVocabulary:
+        """What grammars for this model are made with. Raises `graft.InvalidArgument` where it has no tokenizer."""
+        return GrammarVocabulary.of_model(self.model)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
         """Computes a chunk of one prompt or a token of every sequence that has begun, in turn where there is both. False

@@ -49,6 +49,10 @@ class Reader {
     set(path, "rules:" + rules, [&](auto vocabulary) { return Grammar::ebnf(rules, vocabulary); });
   }
 
+  void lark(const std::string& rules, const std::string& path) {
+    set(path, "lark:" + rules, [&](auto vocabulary) { return Grammar::lark(rules, vocabulary); });
+  }
+
   void response_format(const Json& format) {
     Fields inner(format, "response_format.");
     const std::string type = inner.need_text("type");
@@ -78,7 +82,12 @@ class Reader {
     if (const auto expression = inner.text("regex"))
       set(inner.path("regex"), "regex:" + *expression,
           [&](auto vocabulary) { return Grammar::regex(*expression, vocabulary); });
-    if (const auto rules = inner.text("grammar")) ebnf(*rules, inner.path("grammar"));
+    if (const auto rules = inner.text("grammar")) {
+      if (rules->find("::=") != std::string::npos)
+        ebnf(*rules, inner.path("grammar"));
+      else
+        lark(*rules, inner.path("grammar"));
+    }
     if (const Json* choices = inner.array("choice")) {
       const std::string path = inner.path("choice");
       if (choices->empty() || choices->size() > kMostChoices)

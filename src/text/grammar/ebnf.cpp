@@ -1,21 +1,15 @@
-#include <map>
-#include <optional>
-
 #include "base/check.h"
 #include "base/utf8.h"
+#include "text/grammar/rules_reader.h"
 #include "text/grammar/sources.h"
 #include "text/unicode.h"
 
 namespace graft::text::grammar {
 namespace {
 
-constexpr int kDeepest = 100;
-constexpr std::size_t kMostRules = 2000;
-constexpr std::int64_t kMostTimes = 10'000;
-
-class Parser {
+class Parser : RulesReader {
  public:
-  Parser(std::string_view text, Rules& rules) : rules_(rules) {
+  Parser(std::string_view text, Rules& rules) : RulesReader(rules) {
     GRAFT_CHECK(InvalidArgument, is_utf8(text), "the grammar is not UTF-8");
     text_ = chars_of(text);
   }
@@ -40,15 +34,6 @@ class Parser {
   }
 
  private:
-  [[noreturn]] void wrong(const std::string& what) const {
-    throw InvalidArgument(str("the grammar is wrong in line ", line_, ": ", what));
-  }
-  bool more() const { return at_ < text_.size(); }
-  bool take(char32_t c) {
-    if (!more() || text_[at_] != c) return false;
-    ++at_;
-    return true;
-  }
   static bool in_word(char32_t c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
   }
@@ -75,13 +60,6 @@ class Parser {
     return out;
   }
 
-  std::size_t rule_named(const std::string& name) {
-    const auto found = by_name_.find(name);
-    if (found != by_name_.end()) return found->second;
-    GRAFT_CHECK(Unsupported, by_name_.size() < kMostRules, "the grammar has more than ", kMostRules, " rules");
-    return by_name_[name] = rules_.add(name);
-  }
-
   ExprPtr alternatives(int depth) {
     GRAFT_CHECK(Unsupported, depth <= kDeepest, "the grammar has more than ", kDeepest, " groups within each other");
     std::vector<ExprPtr> all = {terms(depth)};
@@ -103,17 +81,6 @@ class Parser {
       parts.push_back(repeated(depth));
     }
     return parts.size() == 1 ? parts[0] : sequence(std::move(parts));
-  }
-
-  std::int64_t number() {
-    std::int64_t value = 0;
-    const std::size_t begin = at_;
-    for (; more() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_) {
-      value = value * 10 + static_cast<std::int64_t>(text_[at_] - '0');
-      GRAFT_CHECK(Unsupported, value <= kMostTimes, "the grammar has a count above ", kMostTimes);
-    }
-    if (at_ == begin) wrong("expected a number");
-    return value;
   }
 
   ExprPtr repeated(int depth) {
@@ -205,26 +172,6 @@ class Parser {
         return c;
     }
   }
-
-  char32_t hex(int digits) {
-    char32_t value = 0;
-    for (int i = 0; i < digits; ++i, ++at_) {
-      const char32_t c = more() ? text_[at_] : 0;
-      if (c >= '0' && c <= '9')
-        value = value * 16 + (c - '0');
-      else if ((c | 32) >= 'a' && (c | 32) <= 'f')
-        value = value * 16 + ((c | 32) - 'a' + 10);
-      else
-        wrong("expected a hexadecimal digit");
-    }
-    if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) wrong("an escape is no character");
-    return value;
-  }
-
-  Rules& rules_;
-  std::u32string text_;
-  std::size_t at_ = 0, line_ = 1;
-  std::map<std::string, std::size_t> by_name_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
 
 namespace graft::text::grammar {
@@ -10,7 +11,25 @@ namespace {
 constexpr char32_t kLast = 0x10FFFF;
 const CodeRanges kSurrogates = {{0xD800, 0xDFFF}};
 
+constexpr int kDeepest = 50;
+
 ExprPtr make(Expr expr) { return std::make_shared<const Expr>(std::move(expr)); }
+
+// Sorted texts, from their byte `at` on, before which they are the same.
+ExprPtr one_of_sorted(std::span<const std::string> texts, std::size_t at, int depth) {
+  if (texts.size() == 1) return bytes(std::string_view(texts[0]).substr(at));
+  const auto& first = texts.front();
+  const auto same = static_cast<std::size_t>(std::ranges::mismatch(first, texts.back()).in1 - first.begin());
+  std::vector<ExprPtr> ways;
+  for (std::size_t i = 0, end = 0; i < texts.size(); i = end) {
+    const auto goes_on_as = [&](const std::string& text) {
+      return text.size() > same && texts[i].size() > same && text[same] == texts[i][same];
+    };
+    for (end = i + 1; depth < kDeepest && end < texts.size() && goes_on_as(texts[end]);) ++end;
+    ways.push_back(one_of_sorted(texts.subspan(i, end - i), same, depth + 1));
+  }
+  return sequence({bytes(std::string_view(first).substr(at, same - at)), choice(std::move(ways))});
+}
 
 }  // namespace
 
@@ -18,6 +37,12 @@ ExprPtr bytes(std::string_view text) { return make({.kind = Expr::Kind::bytes, .
 ExprPtr chars(CodeRanges ranges) { return make({.kind = Expr::Kind::chars, .chars = united(std::move(ranges))}); }
 ExprPtr sequence(std::vector<ExprPtr> parts) { return make({.kind = Expr::Kind::sequence, .parts = std::move(parts)}); }
 ExprPtr choice(std::vector<ExprPtr> parts) { return make({.kind = Expr::Kind::choice, .parts = std::move(parts)}); }
+ExprPtr one_of(std::vector<std::string> texts) {
+  std::ranges::sort(texts);
+  const auto rest = std::ranges::unique(texts);
+  texts.erase(rest.begin(), rest.end());
+  return texts.empty() ? choice({}) : one_of_sorted(texts, 0, 0);
+}
 ExprPtr repeat(ExprPtr part, std::int64_t least, std::int64_t most) {
   return make({.kind = Expr::Kind::repeat, .parts = {std::move(part)}, .least = least, .most = most});
 }

@@ -32,6 +32,8 @@ ExprPtr chars(CodeRanges ranges);  // one of these characters
 ExprPtr sequence(std::vector<ExprPtr> parts);
 ExprPtr choice(std::vector<ExprPtr> parts);
 ExprPtr repeat(ExprPtr part, std::int64_t least, std::int64_t most);
+// One of the texts. What they begin with alike is there once, so that few places in the grammar are possible at a time.
+ExprPtr one_of(std::vector<std::string> texts);
 inline ExprPtr optional(ExprPtr part) { return repeat(std::move(part), 0, 1); }
 ExprPtr rule(std::size_t index);
 

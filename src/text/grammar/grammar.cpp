@@ -173,11 +173,20 @@ std::shared_ptr<Grammar> Grammar::ebnf(std::string_view text, Vocabulary vocabul
   rethrow_typed();
 }
 
+std::shared_ptr<Grammar> Grammar::lark(std::string_view text, Vocabulary vocabulary) try {
+  Rules rules;
+  text::grammar::parse_lark(text, rules);
+  return std::shared_ptr<Grammar>(new Grammar(compiled(std::move(rules), std::move(vocabulary))));
+} catch (...) {
+  rethrow_typed();
+}
+
 std::shared_ptr<Grammar> Grammar::choice(std::span<const std::string> texts, Vocabulary vocabulary) try {
   GRAFT_CHECK(InvalidArgument, !texts.empty(), "there is nothing to choose from");
-  std::vector<std::vector<GrammarPart>> alternatives;
-  for (const std::string& text : texts) alternatives.push_back({{GrammarPart::Kind::literal, text}});
-  return parts(alternatives, 1, 1, "", std::move(vocabulary));
+  for (const std::string& text : texts)
+    GRAFT_CHECK(InvalidArgument, is_utf8(text), "a text to choose from is not UTF-8");
+  ExprPtr whole = text::grammar::one_of({texts.begin(), texts.end()});
+  return std::shared_ptr<Grammar>(new Grammar(compiled({}, std::move(whole), std::move(vocabulary))));
 } catch (...) {
   rethrow_typed();
 }

@@ -121,6 +121,87 @@ TEST(Grammar, WhatRulesAreRefused) {
     EXPECT_THROW(Grammar::ebnf(left, vocabulary()), Unsupported) << left;
 }
 
+TEST(Grammar, Lark) {
+  const Case cases[] = {
+      {"start: \"a\" b | \"c\"i // comment\nb: DIGIT+\nDIGIT: \"0\"..\"9\"\n",
+       {"a1", "a42", "c", "C"},
+       {"a", "c1", "A1"}},
+      // Left recursion, what is ignored, terminals of Lark's own.
+      {"?start: sum\n?sum: product\n    | sum \"+\" product   -> add\n    | sum \"-\" product -> sub\n"
+       "?product: atom | product \"*\" atom\n?atom: NUMBER | \"(\" sum \")\"\n%import common.NUMBER\n"
+       "%import common.WS_INLINE\n%ignore WS_INLINE\n",
+       {"1", "1+2*3", " ( 1.5e3 -2 )*3 ", "1e5", ".5"},
+       {"", "1+", "(1", "1 2", "1\n"}},
+      {"start: \"x\" ~ 2 [\"y\"] /[0-9]{2}/? (\",\" | \";\"\n  | \".\")",
+       {"xxy12,", "xx;", "xx34."},
+       {"x,", "xxyy,", "xx1,", "xx"}},
+      {"start: a ~ 1..3\na.2: | \"b\"\n", {"", "b", "bbb"}, {"bbbb"}},
+      {"%llguidance {}\nstart: QUOTED | N\n%import common (INT, CNAME)\n%import common.ESCAPED_STRING -> QUOTED\nN.-1: "
+       "INT CNAME",
+       {"\"a\\\"b\"", "12ab_c", "\"\""},
+       {"\"a", "12", "\"a\"b\"", "ab"}},
+      // Nothing is ignored within a terminal.
+      {"start: A \"c\"\nA: \"a\" \"b\"\n%ignore \" \"", {"abc", " ab c "}, {"a bc"}},
+      {"start: \"\\x41\\u00e9\\n\\\"\\\\\"", {"Aé\n\"\\"}, {"A"}},
+      {"start: /a\\/b|\\$/ \"/\"", {"a/b/", "$/"}, {"a/b", "a\\/b/"}},
+      {"start: start \"a\" | \"b\" | start", {"b", "baa"}, {"a", "ab", ""}},
+      {"start: DIGIT\nDIGIT: \"one\"\n%import common.INT", {"one"}, {"1"}},
+  };
+  for (const Case& one : cases) expect(*Grammar::lark(one.source, vocabulary()), one);
+}
+
+TEST(Grammar, WhatLarkIsRefused) {
+  const auto refuse = [](const char* source, const char* message, const auto& error) {
+    try {
+      Grammar::lark(source, vocabulary());
+      ADD_FAILURE() << source;
+    } catch (const std::remove_cvref_t<decltype(error)>& thrown) {
+      EXPECT_THAT(thrown.what(), ::testing::HasSubstr(message)) << source;
+    }
+  };
+  const std::pair<const char*, const char*> wrong[] = {
+      {"", "no rule 'start'"},
+      {"root: \"a\"", "no rule 'start'"},
+      {"start: a", "no rule 'a'"},
+      {"start: A", "no terminal 'A'"},
+      {"start = \"a\"", "expected ':'"},
+      {"start: \"a", "expected '\"'"},
+      {"start: (\"a\"", "expected ')'"},
+      {"start: [\"a\")", "expected ']'"},
+      {"start: /a", "expected '/'"},
+      {"start: /(a/", "regular expression"},
+      {"start: \"\"", "an empty string"},
+      {"start: \"b\"..\"a\"", "range"},
+      {"start: \"a\"\nstart: \"b\"", "line 2: 'start' is there twice"},
+      {"start: A\nA: b\nb: \"x\"", "the terminal 'A' has the rule 'b'"},
+      {"start: A\nA: \"a\" B\nB: A | \"b\"", "part of itself"},
+      {"start: Ab", "small and large"},
+      {"start: \"a\" ~ 3..1", "wrong order"},
+      {"start: start \"a\"", "no text has the form"},
+      {"start: (\"a\" -> b)", "alias"},
+      {"start: \xFF", "not UTF-8"},
+      {"start: \"\\ud800\"", "no character"},
+  };
+  for (const auto& [source, message] : wrong) refuse(source, message, InvalidArgument(""));
+  const std::pair<const char*, const char*> unsupported[] = {
+      {"start: a{\"x\"}", "parameters"},
+      {"a{x}: x", "parameters"},
+      {"start[lazy]: \"a\"", "attributes"},
+      {"start: /a/i", "flags"},
+      {"start: /^a/", "'^' or '$'"},
+      {"start: /a(?=b)/", "look-around"},
+      {"start: \"é\"i", "either case"},
+      {"start: \"\\d\"", "another escape"},
+      {"start: <|im_end|>", "special token"},
+      {"start: %json {}", "grammar within"},
+      {"%declare A", "'%declare'"},
+      {"%import common.PYTHON_COMMENT", "'common.PYTHON_COMMENT'"},
+      {"%import python.NAME", "other grammars"},
+      {"start: a \"x\" | \"y\"\na: start", "left recursion"},
+  };
+  for (const auto& [source, message] : unsupported) refuse(source, message, Unsupported(""));
+}
+
 TEST(Grammar, JsonSchemas) {
   const Case cases[] = {
       {"{}", {"1", "\"a\"", "{\"a\": [1, {}]}", "null", "-0.5e+3", "[]"}, {"", "01", "{a: 1}", "[1,]", "tru", "1."}},
@@ -180,12 +261,50 @@ TEST(Grammar, JsonSchemas) {
   for (const Case& one : cases) expect(*Grammar::json_schema(one.source, vocabulary()), one);
 }
 
+// All integers near the bounds, and all numbers of as many decimals.
+TEST(Grammar, Multiples) {
+  for (const int modulus : {1, 2, 3, 7, 10, 25, 64, 100}) {
+    for (const auto& [least, most] : {std::pair(-130, 217), std::pair(0, 1000), std::pair(5, 99), std::pair(-77, -8)}) {
+      const std::string bounds =
+          ", \"minimum\": " + std::to_string(least) + ", \"maximum\": " + std::to_string(most) + "}";
+      const std::string of = "\"multipleOf\": " + std::to_string(modulus);
+      std::shared_ptr<Grammar> integers, hundredths;
+      try {
+        integers = Grammar::json_schema("{\"type\": \"integer\", " + of + bounds, vocabulary());
+      } catch (const InvalidArgument&) {  // there are none
+      }
+      const std::string small = modulus < 10 ? "0.0" + std::to_string(modulus) : std::to_string(modulus / 100.0);
+      hundredths = Grammar::json_schema("{\"type\": \"number\", \"multipleOf\": " + small + bounds, vocabulary());
+      for (int n = least - 120; n <= most + 120; ++n) {
+        const bool inside = n >= least && n <= most;
+        EXPECT_EQ(integers && integers->matches(std::to_string(n)), inside && n % modulus == 0) << n << of << bounds;
+      }
+      const std::size_t decimals = modulus == 100 ? 0 : modulus == 10 ? 1 : 2;
+      const int scale = decimals == 2 ? 100 : decimals == 1 ? 10 : 1, unit = modulus * scale / 100;
+      for (int n = (least - 2) * scale; n <= (most + 2) * scale; n += 1 + (n & 1)) {
+        std::string text = std::to_string(std::abs(n));
+        if (text.size() <= decimals) text.insert(0, decimals + 1 - text.size(), '0');
+        if (decimals > 0) text.insert(text.size() - decimals, ".");
+        const bool inside = n >= least * scale && n <= most * scale && n % unit == 0;
+        EXPECT_EQ(hundredths->matches((n < 0 ? "-" : "") + text), inside) << n << " of " << small << bounds;
+      }
+    }
+  }
+  const auto price =
+      Grammar::json_schema(R"({"type": "number", "exclusiveMinimum": 0, "multipleOf": 0.01})", vocabulary());
+  for (const char* right : {"0.01", "9.99", "1234567890123.00"}) EXPECT_TRUE(price->matches(right)) << right;
+  for (const char* wrong : {"0.00", "-0.01", "0.001", "00.01", "1", ".5", "12345678901234.00"})
+    EXPECT_FALSE(price->matches(wrong)) << wrong;
+}
+
 TEST(Grammar, WhatSchemasAreRefused) {
   const std::pair<const char*, const char*> unsupported[] = {
       {R"({"not": {}})", "'not'"},
       {R"({"type": "object", "patternProperties": {}})", "'patternProperties'"},
       {R"({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}})", "'uniqueItems'"},
-      {R"({"type": "number", "multipleOf": 2})", "'multipleOf'"},
+      {R"({"type": "number", "multipleOf": 1e-12})", "'multipleOf'"},
+      {R"({"type": "integer", "multipleOf": 0.5})", "'multipleOf'"},
+      {R"({"type": "integer", "multipleOf": 1001})", "'multipleOf'"},
       {R"({"type": "number", "minimum": 0.5})", "'minimum'"},
       {R"({"oneOf": [{}, {"type": "null"}]})", "'oneOf'"},
       {R"({"allOf": [{}, {}]})", "'allOf'"},
@@ -211,7 +330,8 @@ TEST(Grammar, WhatSchemasAreRefused) {
        {"", "3", "[]", R"({"type": "text"})", R"({"type": 3})", R"({"enum": []})", R"({"anyOf": {}})",
         R"({"required": "a"})", R"({"properties": []})", R"({"$ref": "#/none"})", R"({"$ref": "#"})",
         R"({"type": "string", "minLength": -1})", R"({"type": "string", "minLength": 3, "maxLength": 1})",
-        R"({"type": "integer", "minimum": 3, "maximum": 1})",
+        R"({"type": "integer", "minimum": 3, "maximum": 1})", R"({"type": "integer", "multipleOf": 0})",
+        R"({"type": "integer", "multipleOf": 7, "minimum": 8, "maximum": 13})",
         R"({"type": "object", "required": ["a"], "additionalProperties": false})",
         R"({"type": "string", "pattern": "("})",
         R"({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})"})
@@ -239,6 +359,29 @@ TEST(Grammar, Parts) {
 bool has(std::span<const std::uint32_t> words, std::size_t id) { return words[id / 32] >> (id % 32) & 1; }
 
 // What masks allow is what the automaton alone, byte by byte, finds to be the beginning of a right text.
+// Some begin with others.
+Texts many_texts() {
+  Texts texts = {""};
+  for (int i = 0; i < 120; ++i) texts.push_back(texts[static_cast<std::size_t>(i) / 2] + (i % 3 == 0 ? "aa" : "12"));
+  return texts;
+}
+
+TEST(Grammar, AChoiceOfManyTexts) {
+  const Texts texts = many_texts();
+  const auto grammar = Grammar::choice(texts, vocabulary());
+  for (const std::string& text : texts) {
+    EXPECT_TRUE(grammar->matches(text)) << text;
+    const bool is_one = std::ranges::find(texts, text + "a") != texts.end();
+    EXPECT_EQ(grammar->matches(text + "a"), is_one) << text;
+  }
+  // Each begins with the one before.
+  Texts nested;
+  for (std::size_t i = 1; i < 800; ++i) nested.emplace_back(i, 'a');
+  const auto deep = Grammar::choice(nested, vocabulary());
+  EXPECT_TRUE(deep->matches(nested.back()));
+  EXPECT_FALSE(deep->matches(nested.back() + "a"));
+}
+
 TEST(Grammar, MasksAllowWhatTextsMayGoOnWith) {
   std::mt19937 rng(1);
   const auto& trie = vocabulary()->trie();
@@ -250,6 +393,13 @@ TEST(Grammar, MasksAllowWhatTextsMayGoOnWith) {
       Grammar::regex("(a|ab|aaa|é|😀)*(12|3\\.)?", vocabulary()),
       Grammar::ebnf("root ::= \"(\" root \")\" | [a-é]* | \"true\" root", vocabulary()),
       Grammar::choice(Texts{"aa", "aaab", "ab12", "a\"a"}, vocabulary()),
+      // Counters: masks are made from those of other counts.
+      Grammar::regex("(a{1,9}|é{2,7};){3}12", vocabulary()),
+      Grammar::json_schema(
+          R"({"type": "array", "items": {"type": "string", "minLength": 2, "maxLength": 9}, "maxItems": 3})",
+          vocabulary()),
+      Grammar::ebnf("root ::= (a{0,6} \"e1\"){1,4}\na ::= b? \"aa\"\nb ::= \"ab\"{1,5}", vocabulary()),
+      Grammar::choice(many_texts(), vocabulary()),
   };
   std::size_t ended = 0;
   for (const auto& grammar : grammars) {

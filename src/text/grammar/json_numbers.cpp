@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
 #include <string>
 
 namespace graft::text::grammar {
@@ -67,6 +69,77 @@ ExprPtr sizes_in(const NumberBounds& bounds) {
   return all;
 }
 
+// Digits whose number is a multiple: what is left of one is known by how many there are and the remainder so far.
+class Multiples {
+ public:
+  Multiples(const MultiplesBounds& bounds, Rules& rules) : bounds_(bounds), rules_(rules) {}
+
+  // 0 <= least; null where there is none.
+  ExprPtr not_negative(std::int64_t least, std::int64_t most) {
+    std::vector<ExprPtr> parts;
+    const auto digits = static_cast<std::size_t>(bounds_.decimals) + 1;  // at least, zeros in front
+    for (std::size_t count = digits; count <= 15; ++count) {
+      const std::string nines(count, '9');
+      const std::int64_t begin = count == digits ? 0 : std::stoll(nines) / 10 + 1, end = std::stoll(nines);
+      const std::int64_t from = std::max(least, begin), to = std::min(most, end);
+      if (from <= to)
+        if (ExprPtr part = of_equal_length(padded(from, count), padded(to, count), 0)) parts.push_back(std::move(part));
+    }
+    return parts.empty() ? nullptr : choice(std::move(parts));
+  }
+
+ private:
+  static std::string padded(std::int64_t number, std::size_t digits) {
+    const std::string text = std::to_string(number);
+    return std::string(digits - text.size(), '0') + text;
+  }
+  std::int64_t next(std::int64_t remainder, char digit) const {
+    return (remainder * 10 + (digit - '0')) % bounds_.modulus;
+  }
+  // The digit that has `left` digits behind it.
+  ExprPtr written(char one, std::size_t left) const {
+    const bool point = bounds_.decimals > 0 && left + 1 == static_cast<std::size_t>(bounds_.decimals);
+    return bytes(point ? std::string{'.', one} : std::string{one});
+  }
+
+  // Of as many digits, from `least` to `most`; before them the remainder was `remainder`.
+  ExprPtr of_equal_length(const std::string& least, const std::string& most, std::int64_t remainder) {
+    const std::size_t left = least.size();
+    const std::string zeros(left, '0'), nines(left, '9');
+    if (least == zeros && most == nines) return any(left, remainder);
+    std::vector<ExprPtr> ways;
+    for (char one = least[0]; one <= most[0]; ++one) {
+      const std::string from = one == least[0] ? least.substr(1) : zeros.substr(1);
+      const std::string to = one == most[0] ? most.substr(1) : nines.substr(1);
+      if (ExprPtr rest = of_equal_length(from, to, next(remainder, one)))
+        ways.push_back(sequence({written(one, left - 1), std::move(rest)}));
+    }
+    return ways.empty() ? nullptr : choice(std::move(ways));
+  }
+
+  ExprPtr any(std::size_t left, std::int64_t remainder) {
+    if (left == 0) return remainder == 0 ? sequence({}) : nullptr;
+    const auto key = std::pair(left, remainder);
+    if (const auto found = rules_of_.find(key); found != rules_of_.end())
+      return found->second ? rule(*found->second) : nullptr;
+    std::vector<ExprPtr> ways;
+    for (char one = '0'; one <= '9'; ++one)
+      if (ExprPtr rest = any(left - 1, next(remainder, one)))
+        ways.push_back(sequence({written(one, left - 1), std::move(rest)}));
+    if (ways.empty()) {
+      rules_of_[key] = std::nullopt;
+      return nullptr;
+    }
+    const std::size_t index = rules_.add("a multiple", choice(std::move(ways)));
+    rules_of_[key] = index;
+    return rule(index);
+  }
+
+  const MultiplesBounds& bounds_;
+  Rules& rules_;
+  std::map<std::pair<std::size_t, std::int64_t>, std::optional<std::size_t>> rules_of_;
+};
+
 }  // namespace
 
 void NumberBounds::at_least(double value, bool excluded, bool integer) {
@@ -109,6 +182,13 @@ ExprPtr any_number() {
 ExprPtr integers_in(const NumberBounds& bounds) {
   const ExprPtr upper = not_negative(std::max<std::int64_t>(bounds.least, 0), bounds.most);
   const ExprPtr lower = not_negative(std::max<std::int64_t>(-bounds.most, 1), -bounds.least);
+  return either(upper, lower ? sequence({bytes("-"), lower}) : nullptr);
+}
+
+ExprPtr multiples_in(const MultiplesBounds& bounds, Rules& rules) {
+  Multiples multiples(bounds, rules);
+  const ExprPtr upper = multiples.not_negative(std::max<std::int64_t>(bounds.least, 0), bounds.most);
+  const ExprPtr lower = multiples.not_negative(std::max<std::int64_t>(-bounds.most, 1), -bounds.least);
   return either(upper, lower ? sequence({bytes("-"), lower}) : nullptr);
 }
 

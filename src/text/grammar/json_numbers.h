@@ -17,9 +17,22 @@ struct NumberBounds {
   void at_most(double value, bool excluded, bool integer);
 };
 
+// Multiples of modulus / 10^decimals, from least / 10^decimals to most / 10^decimals, all written with as many
+// decimals.
+struct MultiplesBounds {
+  static constexpr std::int64_t kLargest = 999'999'999'999'999;  // below 10^15, so that there are not too many rules
+  static constexpr std::int64_t kMostModulus = 400;
+  static constexpr int kMostDecimals = 9;
+  std::int64_t modulus = 1;
+  int decimals = 0;
+  std::int64_t least = -kLargest, most = kLargest;
+};
+
 ExprPtr any_number();
 // Null where there are none.
 ExprPtr integers_in(const NumberBounds& bounds);
 ExprPtr numbers_in(const NumberBounds& bounds);
+// Adds the rules that it needs.
+ExprPtr multiples_in(const MultiplesBounds& bounds, Rules& rules);
 
 }  // namespace graft::text::grammar

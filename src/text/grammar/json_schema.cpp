@@ -3,6 +3,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -140,7 +141,8 @@ class Converter {
   }
 
   static const std::map<std::string, std::set<std::string>>& keywords_of() {
-    static const std::set<std::string> bounds = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"};
+    static const std::set<std::string> bounds = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+                                                 "multipleOf"};
     static const std::map<std::string, std::set<std::string>> all = {
         {"object", {"properties", "required", "additionalProperties"}},
         {"array", {"items", "prefixItems", "minItems", "maxItems"}},
@@ -172,6 +174,7 @@ class Converter {
       const bool bounded =
           std::ranges::any_of(keywords_of().at("number"), [&](const std::string& k) { return schema.contains(k); });
       if (type == "number" && !bounded) return number();
+      if (schema.contains("multipleOf")) return multiple(schema, type == "integer", path);
       return bounded_number(schema, type == "integer", path);
     }
     if (type == "array") return array(schema, path);
@@ -220,14 +223,14 @@ class Converter {
   ExprPtr values(const Schema& schema, const Schema& list, const std::string& path) {
     const std::vector<std::string> types =
         schema.contains("type") ? types_of(schema, path) : std::vector<std::string>{};
-    std::vector<ExprPtr> all;
+    std::vector<std::string> all;
     for (const Schema& one : list) {
       const bool right =
           types.empty() || std::ranges::any_of(types, [&](const auto& type) { return has_type(one, type); });
-      if (right) all.push_back(bytes(one.dump()));
+      if (right) all.push_back(one.dump());
     }
     GRAFT_CHECK(InvalidArgument, !all.empty(), "the JSON schema is wrong at ", path, ": no value of it has its type");
-    return choice(std::move(all));
+    return one_of(std::move(all));
   }
 
   static std::int64_t count(const Schema& schema, const char* keyword, std::int64_t missing, const std::string& path) {
@@ -316,22 +319,56 @@ class Converter {
     return found->get<double>();
   }
 
+  // Calls take(keyword, value, lower, excluded) for those that are there.
+  template <typename Take>
+  static void each_bound(const Schema& schema, const std::string& path, const Take& take) {
+    for (const auto& [keyword, lower, excluded] : {std::tuple("minimum", true, false),
+                                                   {"exclusiveMinimum", true, true},
+                                                   {"maximum", false, false},
+                                                   {"exclusiveMaximum", false, true}})
+      if (const auto value = bound(schema, keyword, path)) take(keyword, *value, lower, excluded);
+  }
+
   static ExprPtr bounded_number(const Schema& schema, bool integer, const std::string& path) {
     NumberBounds bounds;
-    const auto take = [&](const char* keyword, bool lower, bool excluded) {
-      const auto value = bound(schema, keyword, path);
-      if (!value) return;
-      if (!integer && *value != std::floor(*value)) unsupported(keyword, path, " with a fraction");
+    each_bound(schema, path, [&](const char* keyword, double value, bool lower, bool excluded) {
+      if (!integer && value != std::floor(value)) unsupported(keyword, path, " with a fraction");
       if (lower)
-        bounds.at_least(*value, excluded, integer);
+        bounds.at_least(value, excluded, integer);
       else
-        bounds.at_most(*value, excluded, integer);
-    };
-    take("minimum", true, false);
-    take("exclusiveMinimum", true, true);
-    take("maximum", false, false);
-    take("exclusiveMaximum", false, true);
+        bounds.at_most(value, excluded, integer);
+    });
     const ExprPtr all = integer ? integers_in(bounds) : numbers_in(bounds);
+    GRAFT_CHECK(InvalidArgument, all, "the JSON schema is wrong at ", path, ": no number is in its bounds");
+    return all;
+  }
+
+  ExprPtr multiple(const Schema& schema, bool integer, const std::string& path) {
+    const double of = *bound(schema, "multipleOf", path);
+    GRAFT_CHECK(InvalidArgument, of > 0, "the JSON schema is wrong at ", path, ".multipleOf: expected more than 0");
+    MultiplesBounds bounds;
+    double scale = 1;  // 10^decimals
+    while (std::round(of * scale) / scale != of) {
+      if (integer || ++bounds.decimals > MultiplesBounds::kMostDecimals)
+        unsupported("multipleOf", path, integer ? " with a fraction for integers" : " with more than 9 decimals");
+      scale *= 10;
+    }
+    if (of * scale > static_cast<double>(MultiplesBounds::kMostModulus))
+      unsupported("multipleOf", path, " with more than 400 in its last decimal");
+    bounds.modulus = std::llround(of * scale);
+    each_bound(schema, path, [&](const char*, double value, bool lower, bool excluded) {
+      const auto largest = static_cast<double>(MultiplesBounds::kLargest);
+      double limit = value * scale;
+      // A bound with as many decimals is a whole number here, but for how it is rounded.
+      if (std::round(limit) / scale == value) limit = std::round(limit);
+      if (excluded && limit == std::floor(limit)) limit += lower ? 1 : -1;
+      limit = std::clamp(lower ? std::ceil(limit) : std::floor(limit), -largest - 1, largest + 1);
+      if (lower)
+        bounds.least = std::max(bounds.least, static_cast<std::int64_t>(limit));
+      else
+        bounds.most = std::min(bounds.most, static_cast<std::int64_t>(limit));
+    });
+    const ExprPtr all = multiples_in(bounds, rules_);
     GRAFT_CHECK(InvalidArgument, all, "the JSON schema is wrong at ", path, ": no number is in its bounds");
     return all;
   }

@@ -13,6 +13,7 @@ ExprPtr parse_regex(std::string_view expression, Writing writing = Writing::plai
 
 // Adds the rules; `root` is then theirs.
 void parse_ebnf(std::string_view text, Rules& rules);
+void parse_lark(std::string_view text, Rules& rules);
 
 // Adds what the schema needs and returns a value of it.
 ExprPtr parse_json_schema(std::string_view schema, Rules& rules);

@@ -29,14 +29,16 @@ Trie::Trie(std::span<const std::string> tokens, std::span<const std::int64_t> eo
       const std::string& before = bytes_of(order_[i - 1]);
       same = static_cast<std::size_t>(std::ranges::mismatch(before, text).in1 - before.begin());
     }
-    for (; path.size() > same; path.pop_back()) nodes_[path.back()].end = static_cast<std::uint32_t>(nodes_.size());
+    for (; path.size() > same; path.pop_back()) ends_[path.back()].node = static_cast<std::uint32_t>(nodes_.size());
     for (std::size_t depth = same; depth < text.size(); ++depth) {
       path.push_back(static_cast<std::uint32_t>(nodes_.size()));
-      nodes_.push_back({0, static_cast<std::uint32_t>(i), static_cast<std::uint16_t>(depth + 1),
-                        static_cast<std::uint8_t>(text[depth])});
+      nodes_.push_back({static_cast<std::uint16_t>(depth + 1), 0, static_cast<std::uint8_t>(text[depth])});
+      ends_.push_back({0, static_cast<std::uint32_t>(i)});
     }
+    for (const std::uint32_t node : path)
+      nodes_[node].deepest = std::max(nodes_[node].deepest, static_cast<std::uint16_t>(text.size()));
   }
-  for (const std::uint32_t node : path) nodes_[node].end = static_cast<std::uint32_t>(nodes_.size());
+  for (const std::uint32_t node : path) ends_[node].node = static_cast<std::uint32_t>(nodes_.size());
 }
 
 }  // namespace graft::text::grammar

@@ -11,9 +11,8 @@ namespace graft::text::grammar {
 class Trie {
  public:
   struct Node {
-    std::uint32_t end = 0;          // the first node behind its subtree
-    std::uint32_t first_token = 0;  // of tokens(); those before the next node's end here
-    std::uint16_t depth = 0;        // bytes from the root, this one included
+    std::uint16_t depth = 0;    // bytes from the root, this one included
+    std::uint16_t deepest = 0;  // of the nodes of its subtree
     std::uint8_t byte = 0;
   };
 
@@ -21,9 +20,11 @@ class Trie {
   Trie(std::span<const std::string> tokens, std::span<const std::int64_t> eos);
 
   std::span<const Node> nodes() const { return nodes_; }
-  std::span<const std::int64_t> tokens_of(std::uint32_t node) const {
-    const std::size_t end = node + 1 < nodes_.size() ? nodes_[node + 1].first_token : order_.size();
-    return std::span(order_).subspan(nodes_[node].first_token, end - nodes_[node].first_token);
+  // The first node behind the subtree of `node`. (Apart from nodes: walks read many of these, and few ends.)
+  std::uint32_t end(std::uint32_t node) const { return ends_[node].node; }
+  // The first of tokens() at `node` or behind it; `node` may be the number of nodes.
+  std::uint32_t first_token(std::uint32_t node) const {
+    return node < nodes_.size() ? ends_[node].first_token : static_cast<std::uint32_t>(order_.size());
   }
   std::span<const std::int64_t> tokens() const { return order_; }  // in the order of their bytes
   const std::string& bytes_of(std::int64_t id) const { return bytes_[static_cast<std::size_t>(id)]; }
@@ -34,7 +35,11 @@ class Trie {
  private:
   std::vector<std::string> bytes_;
   std::vector<std::int64_t> eos_, order_;
+  struct End {
+    std::uint32_t node = 0, first_token = 0;
+  };
   std::vector<Node> nodes_;
+  std::vector<End> ends_;  // by node
 };
 
 }  // namespace graft::text::grammar

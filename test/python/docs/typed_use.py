@@ -84,6 +84,9 @@ def text(model: torch.nn.Module) -> None:
     request = batch.submit([{"role": "user", "content": "Hi"}], temperature=0.5)
     while batch.step():
         pass
+    form = graft.Grammar.json_schema({"type": "integer"}, batch.grammar_vocabulary)
+    assert_type(form.mask(), graft.TokenMask)
+    batch.submit("A", mask=graft.Grammar.lark("start: A", graft.GrammarVocabulary([b"a"], [0])).mask())
     if (result := batch.take(request)) is not None:
         assert_type(result.tokens, list[int])
     samples, rate = graft.load_audio("speech.wav")
