@@ -377,6 +377,12 @@ struct RequestOptions {
   // A request continues only a prefix that one with the same salt left in the cache: callers that must not learn from
   // the time of an answer what others asked have different ones.
   std::uint64_t cache_salt = 0;
+  // Requests of a smaller number get a row, and have their prompt read, before those of a larger one. What runs goes
+  // on.
+  std::int64_t priority = 0;
+  // Of equal priority the next one is of the caller that has had the fewest tokens: those of prompts that were computed
+  // count once, new ones twice. Of one caller it is the oldest.
+  std::uint64_t caller = 0;
   // Which tokens may come next, at the beginning of its text and of this request alone: the last step before a token is
   // drawn. Null: all.
   std::shared_ptr<TokenMask> mask = {};
@@ -423,13 +429,13 @@ struct RequestState {
 };
 
 // Continuous batching: generates many sequences side by side, each with its own options. Requests join and leave
-// between steps without a new plan. A step is one run: of a chunk of the oldest prompt that is not prefilled yet, at
+// between steps without a new plan. A step is one run: of a chunk of the next prompt that is not prefilled yet, at
 // most DecoderOptions::prefill_chunk_size tokens, which gives the first token after it; or of one token (with drafts:
 // several) of every sequence that has begun. Where there is both they take turns.
-// DecoderOptions::rows sequences run at once; the rest wait in order. Each result equals what TextGenerator gives for
-// its prompt and options alone. A request starts in the cache row that shares the longest prefix with its prompt, and
-// does not compute that prefix again, nor what PrefixCacheOptions has kept of it. Not for models with an encoder. For
-// one thread at a time: calls throw Busy while another thread is in one.
+// DecoderOptions::rows sequences run at once; the rest wait (RequestOptions::priority, caller). Each result equals what
+// TextGenerator gives for its prompt and options alone. A request starts in the cache row that shares the longest
+// prefix with its prompt, and does not compute that prefix again, nor what PrefixCacheOptions has kept of it. Not for
+// models with an encoder. For one thread at a time: calls throw Busy while another thread is in one.
 class GRAFT_API BatchGenerator {
  public:
   // Throws Unsupported for a model with an encoder.

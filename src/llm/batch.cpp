@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <deque>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
 #include "base/rethrow.h"
 #include "graft/llm.h"
+#include "llm/fair_share.h"
 #include "llm/loop.h"
 #include "llm/prefix_cache.h"
 
@@ -53,12 +55,16 @@ class BatchGenerator::Impl {
   void keep(Id id, llm::Sequence& sequence);
   // How many of `widths_` prompts with log-probabilities are read in: a run gives the logits of all its tokens.
   std::size_t widths_with_logits() const;
-  // The row of the oldest prompt that is not read yet; as many as there are rows: none.
-  std::size_t oldest_unread() const;
+  // Whether a sequence gets a row, or has its prompt read, before another one.
+  bool is_before(const llm::Sequence& a, Id id_of_a, const llm::Sequence& b, Id id_of_b) const;
+  // The row whose prompt is read next; as many as there are rows: all are read.
+  std::size_t next_unread() const;
   void read(std::size_t row, const RunOptions& options);
   void go_on(const RunOptions& options);
   // Keeps the blocks that the rows have completed.
   void store_prefixes();
+  // Counts what the last step computed.
+  void charge();
   // Removes finished requests until none is left: the last callback of one may cancel others.
   void sweep();
   bool sweep_once();
@@ -69,6 +75,8 @@ class BatchGenerator::Impl {
   std::vector<Id> row_ids_;                     // of the sequences that are or were last in the rows; 0: none
   std::unique_ptr<llm::PrefixCache> prefixes_;  // null: none
   std::vector<std::int64_t> stored_;            // by row: tokens of its sequence that were kept, or could not be
+  std::vector<std::int64_t> charged_;           // by row: tokens of its sequence that its caller has been charged
+  llm::FairShare share_;
   std::vector<Ended> ended_;
   bool read_last_ = false;  // the last step read a prompt
   Id next_ = 1;
@@ -84,6 +92,7 @@ BatchGenerator::Impl::Impl(std::shared_ptr<const LanguageModel> model, const Dec
   const DecoderOptions& decoder = loop.decoder().options;
   row_ids_.resize(loop.rows().size());
   stored_.resize(loop.rows().size());
+  charged_.resize(loop.rows().size());
   if (prefixes.max_bytes > 0) prefixes_ = std::make_unique<llm::PrefixCache>(loop.decoder().session, prefixes);
   if (decoder.buckets.empty()) {
     for (std::int64_t width = std::min(decoder.prefill_chunk_size, decoder.length);; width = (width + 1) / 2) {
@@ -151,19 +160,46 @@ BatchGenerator::Id BatchGenerator::Impl::submit(ImagePrompt prompt, const Genera
   // A request that ends must get its place.
   if (const std::size_t most = ended_.size() + waiting_.size() + running() + 1; ended_.capacity() < most)
     ended_.reserve(2 * most);
-  waiting_.push_back(
-      {next_, std::make_unique<llm::Sequence>(loop.model(), std::move(prompt.tokens), options, options.seed,
-                                              loop.decoder().options.length, std::move(on_text), request)});
-  waiting_.back().sequence->set_images(std::move(prompt.images));
+  auto sequence = std::make_unique<llm::Sequence>(loop.model(), std::move(prompt.tokens), options, options.seed,
+                                                  loop.decoder().options.length, std::move(on_text), request);
+  sequence->set_images(std::move(prompt.images));
+  waiting_.push_back({next_, nullptr});
+  try {
+    share_.join(request.caller);
+  } catch (...) {
+    waiting_.pop_back();
+    throw;
+  }
+  waiting_.back().sequence = std::move(sequence);
   loop.drafts = std::max(loop.drafts, options.prompt_lookup_num_tokens);
   return next_++;
 }
 
-// Gives the free rows to the oldest requests, each the row that holds the longest prefix of its prompt; of equal ones
+bool BatchGenerator::Impl::is_before(const llm::Sequence& a, Id id_of_a, const llm::Sequence& b, Id id_of_b) const {
+  return std::tuple(a.priority(), share_.tokens(a.caller()), id_of_a) <
+         std::tuple(b.priority(), share_.tokens(b.caller()), id_of_b);
+}
+
+void BatchGenerator::Impl::charge() {
+  for (std::size_t r = 0; r < loop.rows().size(); ++r) {
+    const llm::Sequence* sequence = loop.rows()[r].get();
+    if (!sequence) continue;
+    // A new token is counted when it is drawn, and when it is an input.
+    const std::int64_t drawn = std::ssize(sequence->tokens()) - sequence->prompt_tokens();
+    const std::int64_t all = loop.decoder().length(r) - sequence->reused + drawn;
+    share_.charge(sequence->caller(), std::max<std::int64_t>(all - charged_[r], 0));
+    charged_[r] = all;
+  }
+}
+
+// Gives the free rows to the next requests, each the row that holds the longest prefix of its prompt; of equal ones
 // that which was taken longest ago, so that other prefixes stay.
 void BatchGenerator::Impl::join() {
-  while (!waiting_.empty()) {
-    const llm::Sequence& first = *waiting_.front().sequence;
+  while (!waiting_.empty() && running() < loop.rows().size()) {
+    auto next = waiting_.begin();
+    for (auto other = std::next(next); other != waiting_.end(); ++other)
+      if (is_before(*other->sequence, other->id, *next->sequence, next->id)) next = other;
+    const llm::Sequence& first = *next->sequence;
     std::size_t best = loop.rows().size();
     std::int64_t most = -1;
     for (std::size_t r = 0; r < loop.rows().size(); ++r) {
@@ -175,12 +211,11 @@ void BatchGenerator::Impl::join() {
         best = r;
       }
     }
-    if (best == loop.rows().size()) break;
     if (prefixes_ && !first.wants_prompt_logprobs()) most = loop.restore(*prefixes_, best, first, most);
-    row_ids_[best] = waiting_.front().id;
-    stored_[best] = 0;
-    loop.begin(std::move(waiting_.front().sequence), best, most);
-    waiting_.pop_front();
+    row_ids_[best] = next->id;
+    stored_[best] = charged_[best] = 0;
+    loop.begin(std::move(next->sequence), best, most);
+    waiting_.erase(next);
   }
 }
 
@@ -192,12 +227,13 @@ std::int64_t BatchGenerator::Impl::width_for(std::int64_t rest, std::span<const 
   return *(above - 1);
 }
 
-std::size_t BatchGenerator::Impl::oldest_unread() const {
+std::size_t BatchGenerator::Impl::next_unread() const {
   const auto& rows = loop.rows();
-  std::size_t oldest = rows.size();
+  std::size_t next = rows.size();
   for (std::size_t r = 0; r < rows.size(); ++r)
-    if (rows[r] && rows[r]->reading && (oldest == rows.size() || row_ids_[r] < row_ids_[oldest])) oldest = r;
-  return oldest;
+    if (rows[r] && rows[r]->reading)
+      if (next == rows.size() || is_before(*rows[r], row_ids_[r], *rows[next], row_ids_[next])) next = r;
+  return next;
 }
 
 void BatchGenerator::Impl::read(std::size_t row, const RunOptions& options) {
@@ -237,6 +273,7 @@ bool BatchGenerator::Impl::sweep_once() {
   for (std::size_t r = 0; r < loop.rows().size(); ++r) {
     const llm::Sequence* sequence = loop.rows()[r].get();
     if (!sequence || !(sequence->cancelled || sequence->done())) continue;
+    share_.leave(sequence->caller());
     const auto left = loop.leave(r, FinishReason::cancelled);
     keep(row_ids_[r], *left);
     any = true;
@@ -248,6 +285,7 @@ bool BatchGenerator::Impl::sweep_once() {
     }
     const Waiting left = std::move(waiting_[w]);  // on_text may submit another one
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(w));
+    share_.leave(left.sequence->caller());
     loop.guarded(*left.sequence, [&] { left.sequence->end(FinishReason::cancelled); });
     keep(left.id, *left.sequence);
     any = true;
@@ -264,7 +302,7 @@ bool BatchGenerator::Impl::step(const RunOptions& options) {
       loop.decoder().connect();  // requests wait where a stage is not back
       join();
       // In turn, so that each token is known as soon as it is computed and a long prompt does not hold up the others.
-      const std::size_t unread = oldest_unread();
+      const std::size_t unread = next_unread();
       const bool reads = unread < loop.rows().size() && (!read_last_ || loop.going() == 0);
       if (reads)
         read(unread, options);
@@ -278,6 +316,7 @@ bool BatchGenerator::Impl::step(const RunOptions& options) {
       throw;
     }
     store_prefixes();
+    charge();
     sweep();
   }
   loop.rethrow();

@@ -357,6 +357,84 @@ TEST(BatchGenerator, APrefixIsReusedWithTheSameSaltOnly) {
   EXPECT_EQ(reused(0), 0);
 }
 
+// The order in which requests end, with one row.
+std::vector<Id> ends(BatchGenerator& batch, std::vector<Id> ids) {
+  std::vector<Id> order;
+  for (bool more = true; more;) {
+    more = batch.step();
+    for (std::size_t i = 0; i < ids.size();) {
+      if (!batch.take(ids[i])) {
+        ++i;
+        continue;
+      }
+      order.push_back(ids[i]);
+      ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  return order;
+}
+
+TEST(BatchGenerator, SmallerPrioritiesComeFirst) {
+  const SmallLanguageModel small;
+  BatchGenerator batch(small.model, {.rows = 1});
+  std::vector<Id> ids;
+  for (const std::int64_t priority : std::vector<std::int64_t>{0, 3, -2, 0, 3, -2, INT64_MIN, INT64_MAX})
+    ids.push_back(batch.submit(some_ids(9, 3), {.max_new_tokens = 3}, {.priority = priority}));
+  EXPECT_THAT(ends(batch, ids), ::testing::ElementsAre(ids[6], ids[2], ids[5], ids[0], ids[3], ids[1], ids[4], ids[7]));
+}
+
+// One with many requests, one with few: they take turns by tokens.
+TEST(BatchGenerator, CallersTakeTurns) {
+  const SmallLanguageModel small;
+  BatchGenerator batch(small.model, {.rows = 1});
+  std::vector<Id> ids;
+  const auto submit = [&](std::uint64_t caller, std::int64_t tokens) {
+    ids.push_back(
+        batch.submit(some_ids(9, static_cast<int>(ids.size())), {.max_new_tokens = tokens}, {.caller = caller}));
+    return ids.back();
+  };
+  std::vector<Id> many, few;
+  for (int i = 0; i < 6; ++i) many.push_back(submit(1, 8));
+  for (int i = 0; i < 6; ++i) few.push_back(submit(2, 1));
+  // 9 + 2 x 8 - 1 = 24 tokens of the first caller's, then two of 10 of the other's, and so on.
+  const std::vector<Id> expected = {many[0], few[0],  few[1], few[2],  many[1], few[3],
+                                    few[4],  many[2], few[5], many[3], many[4], many[5]};
+  EXPECT_EQ(ends(batch, ids), expected);
+  // A pause is no credit.
+  ids.clear();
+  const Id a = submit(1, 8), b = submit(3, 1), c = submit(3, 1), d = submit(1, 8), e = submit(3, 1), f = submit(3, 1);
+  EXPECT_EQ(ends(batch, ids), (std::vector<Id>{a, b, c, e, d, f}));
+}
+
+// The prompt of one is read between the chunks of another's.
+TEST(BatchGenerator, PromptsOfCallersAreReadInTurns) {
+  const SmallLanguageModel small;
+  for (const bool same : {true, false}) {
+    BatchGenerator batch(small.model, {.rows = 2, .prefill_chunk_size = 8});
+    const Ids prompt_of_long = some_ids(48, 1), prompt_of_short = some_ids(9, 2);
+    const Id longer = batch.submit(prompt_of_long, {.max_new_tokens = 2}, {.caller = 1});
+    batch.step();
+    const Id shorter = batch.submit(prompt_of_short, {.max_new_tokens = 2}, {.caller = same ? 1u : 2u});
+    EXPECT_EQ(ends(batch, {longer, shorter}).front(), same ? longer : shorter);
+    const Id again = batch.submit(prompt_of_long, {.max_new_tokens = 2}, {.caller = 2});
+    while (batch.step()) {
+    }
+    EXPECT_EQ(batch.take(again)->tokens, alone(small, prompt_of_long, {.max_new_tokens = 2}));
+  }
+}
+
+TEST(BatchGenerator, ManyCallersComeAndGo) {
+  const SmallLanguageModel small;
+  BatchGenerator batch(small.model, {.rows = 2});
+  for (std::uint64_t caller = 0; caller < 10'500; ++caller) {
+    const Id id = batch.submit(some_ids(2, 1), {.max_new_tokens = 1}, {.caller = caller});
+    if (caller % 3 == 0) batch.cancel(id);
+    while (batch.step()) {
+    }
+    EXPECT_TRUE(batch.take(id));
+  }
+}
+
 // Allows the tokens of a fixed text alone, and ends with it.
 class FixedText : public TokenMask {
  public:
@@ -422,6 +500,34 @@ TEST(BatchGenerator, AMaskThatAllowsNothingEndsItsRequest) {
   }
   EXPECT_EQ(batch.take(bad)->reason, FinishReason::cancelled);
   EXPECT_EQ(batch.take(good)->tokens, alone(small, prompt, {.max_new_tokens = 4}));
+}
+
+// What a mask throws keeps its type.
+TEST(BatchGenerator, AMaskThatThrowsEndsItsRequest) {
+  struct Throws : TokenMask {
+    explicit Throws(int at) : method(at) {}
+    void allowed(std::span<std::uint32_t> words) override {
+      if (method == 0) throw 7;
+      std::ranges::fill(words, 1u);
+    }
+    void accept(std::int64_t) override {
+      if (method == 1) throw 7;
+    }
+    bool done() const override { return method == 2 ? throw 7 : false; }
+    int method;
+  };
+  const SmallLanguageModel small;
+  BatchGenerator batch(small.model, {.rows = 2});
+  const Ids prompt = some_ids(5, 4);
+  for (const int method : {0, 1, 2}) {
+    const Id bad = batch.submit(prompt, {.max_new_tokens = 4}, {.mask = std::make_shared<Throws>(method)});
+    const Id good = batch.submit(prompt, {.max_new_tokens = 4});
+    EXPECT_THROW(while (batch.step()){}, int);
+    while (batch.step()) {
+    }
+    EXPECT_EQ(batch.take(bad)->reason, FinishReason::cancelled);
+    EXPECT_EQ(batch.take(good)->tokens, alone(small, prompt, {.max_new_tokens = 4}));
+  }
 }
 
 }  // namespace

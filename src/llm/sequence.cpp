@@ -41,6 +41,8 @@ Sequence::Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt,
       sampler_(options, model.info().vocab_size, seed, request),
       adapter_(options.adapters.empty() ? nullptr : options.adapters[options.adapters.size() == 1 ? 0 : row]),
       cache_salt_(salted(request.cache_salt, adapter_.get())),
+      priority_(request.priority),
+      caller_(request.caller),
       mask_(request.mask),
       stops_(options.stop_strings) {
   const std::int64_t most = std::min(options.max_new_tokens, capacity + 1);
@@ -102,7 +104,7 @@ void Sequence::take_prompt(std::size_t first, std::span<const float> logits) {
 std::int64_t Sequence::take(std::span<float> logits) {
   if (!model_logits_.empty()) std::ranges::copy(logits, model_logits_.begin());
   const std::int64_t id = sampler_.next(logits);
-  if (mask_) mask_->accept(id);
+  if (mask_) call_back([&] { mask_->accept(id); });
   if (logprobs_.wanted()) logprobs_.add(model_logits_.empty() ? logits : std::span<float>(model_logits_), id);
   result_.tokens.push_back(id);
   tokens_.push_back(id);
@@ -114,7 +116,7 @@ std::int64_t Sequence::take(std::span<float> logits) {
     end(FinishReason::stop_string);
   } else if (is_eos(id)) {
     end(FinishReason::eos);
-  } else if (mask_ && mask_->done()) {
+  } else if (mask_ && call_back([&] { return mask_->done(); })) {
     end(FinishReason::complete);
   } else if (std::ssize(result_.tokens) >= options_.max_new_tokens) {
     end(FinishReason::length);

@@ -41,6 +41,8 @@ class Sequence {
   const Adapter* adapter() const { return adapter_.get(); }
   // Differs by adapter too: keys and values of one are of no use to another.
   std::uint64_t cache_salt() const { return cache_salt_; }
+  std::int64_t priority() const { return priority_; }
+  std::uint64_t caller() const { return caller_; }
   // Moves the keys out, to remember what the cache holds after the end.
   std::vector<std::int64_t> release_keys() { return std::move(images_ ? keys_ : tokens_); }
 
@@ -81,6 +83,8 @@ class Sequence {
   std::vector<float> model_logits_;  // a copy, where the sampler changes them and log-probabilities are wanted
   std::shared_ptr<const Adapter> adapter_;
   std::uint64_t cache_salt_;
+  std::int64_t priority_;
+  std::uint64_t caller_;
   std::shared_ptr<TokenMask> mask_;
   StopStrings stops_;
   std::optional<Detokenizer> text_;

@@ -97,6 +97,7 @@ bool Engine::turn() {
     new_jobs_ = 0;
     cancelled = std::exchange(cancelled_, {});
   }
+  const auto start = Clock::now();
   take_new(std::move(requests));
   drop(cancelled);
   end_late();
@@ -104,6 +105,7 @@ bool Engine::turn() {
     thrown_ = nullptr;
   else
     step();
+  busy_seconds_ += seconds_since(start);
   publish();
   return true;
 }
@@ -231,6 +233,7 @@ void Engine::publish() {
   stats.waiting = generator_.waiting();
   stats.running = generator_.running();
   stats.generation = generator_.stats();
+  stats.busy_seconds = busy_seconds_;
   std::int64_t tokens = 0;
   for (std::int64_t row = 0; row < rows_; ++row) tokens += generator_.decoder().length(static_cast<std::size_t>(row));
   stats.cache_use = static_cast<double>(tokens) / static_cast<double>(rows_ * capacity_);

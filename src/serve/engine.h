@@ -28,7 +28,8 @@ struct Job {
 struct EngineStats {
   std::size_t waiting = 0, running = 0;  // now: jobs
   GenerationStats generation;
-  double cache_use = 0;  // how much of the cache holds tokens, those of ended texts included; from 0 to 1
+  double busy_seconds = 0;  // that the engine's thread had jobs: in runs, and beside them
+  double cache_use = 0;     // how much of the cache holds tokens, those of ended texts included; from 0 to 1
   PrefixCacheStats prefixes;
 };
 
@@ -99,6 +100,7 @@ class Engine {
   CancelToken ended_;          // of a model in stages: a stage that hangs must not hold up the end
   bool lost_ = false;          // a stage of the model was not there in the last step: what waits, waits
   bool logged_prefixes_ = false;
+  double busy_seconds_ = 0;
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;

@@ -61,6 +61,8 @@ void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
        [](const EngineStats& stats) { return stats.generation.prefill_seconds; }},
       {"graft_decode_seconds_total", "counter", "Time in steps of decoding.",
        [](const EngineStats& stats) { return stats.generation.decode_seconds; }},
+      {"graft_busy_seconds_total", "counter", "Time that there were texts: in these runs and steps, and beside them.",
+       [](const EngineStats& stats) { return stats.busy_seconds; }},
   };
   std::vector<std::pair<std::string, EngineStats>> engines;  // by label
   for (const auto& model : app.models.loaded())
@@ -70,15 +72,17 @@ void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
     for (const auto& [label, stats] : engines) metric_line(out, metric.name, label, metric.value(stats));
   }
   const std::tuple<const char*, const char*, std::uint64_t Runner::Stats::*> of_runners[] = {
-      {"graft_calls_total", "Calls of models for any tensors.", &Runner::Stats::calls},
+      {"graft_calls_total", "Calls of models for any tensors and for vectors of texts.", &Runner::Stats::calls},
       {"graft_call_rows_total", "Rows of these.", &Runner::Stats::rows},
       {"graft_runs_total", "Runs that these took: calls whose rows are independent may be one.", &Runner::Stats::runs}};
   for (const auto& [name, help, count] : of_runners) {
     metric_head(out, name, "counter", help);
     for (const auto& model : app.models.loaded())
-      if (model->runner)
+      if (model->runner) {
+        const std::uint64_t vectors = model->embedder ? model->embedder->stats().*count : 0;
         metric_line(out, name, metric_label("model_name", model->name),
-                    static_cast<double>(model->runner->stats().*count));
+                    static_cast<double>(model->runner->stats().*count + vectors));
+      }
   }
   process_metrics(out);
   Response response;

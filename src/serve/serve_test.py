@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
+import graft
 from serving import PATIENCE, Server, binary
 from test_data import DATA
 
@@ -273,21 +277,64 @@ def test_metrics(server):
     assert {"vllm:num_requests_running", "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds",
             "process_resident_memory_bytes", "graft_http_requests_total"} <= seen  # fmt: skip
     assert server.gauge("vllm:generation_tokens_total") >= 4
+    runs = server.gauge("graft_prefill_seconds_total") + server.gauge("graft_decode_seconds_total")
+    server.wait_for(lambda: server.gauge("graft_busy_seconds_total") > runs > 0)
+
+
+@contextlib.contextmanager
+def asked(server, *headers, **fields):
+    """A client that has asked for a text, and goes at the end of the with block."""
+    body = json.dumps({"prompt": STORY, "ignore_eos": True, **fields})
+    lines = ["POST /v1/completions HTTP/1.1", "Content-Type: application/json", f"Content-Length: {len(body)}", *headers, "", body]
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        yield
 
 
 def test_a_client_that_goes_frees_its_row(server):
     server.wait_for(lambda: server.gauge("vllm:num_requests_running") == 0)
     before = server.gauge("vllm:generation_tokens_total")
     for stream in (True, False):
-        body = json.dumps({"prompt": STORY, "max_tokens": 500, "stream": stream, "ignore_eos": True, "n": 64})
-        with socket.create_connection(("127.0.0.1", server.port)) as connection:
-            connection.sendall(
-                f"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
-            )
+        with asked(server, max_tokens=500, stream=stream, n=64):
             server.wait_for(lambda: server.gauge("vllm:num_requests_running") > 0)
         server.wait_for(lambda: server.gauge("vllm:num_requests_running") == 0)
     assert server.gauge("vllm:generation_tokens_total") - before < 2 * 64 * 400, "the texts ran to their end"
     server.wait_for(lambda: sum(line.get("status") == 499 for line in server.lines) >= 2)
+
+
+def test_who_comes_next(stories, tmp_path):
+    """With one row: smaller priorities first, then the key that has had the fewest tokens, then who came first."""
+    folder = shutil.copytree(stories.with_suffix(""), tmp_path / "stories")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 16}))
+    (tmp_path / "keys").write_text("many\nfew\n")
+    long = graft.export_llm(folder, tmp_path / "long.pte")
+    with Server(long, "--rows", 1, "--api-keys", tmp_path / "keys") as server:
+
+        def ask(tokens, key, fields):
+            body = {"prompt": STORY, "max_tokens": tokens, "ignore_eos": True, **fields}
+            assert server.post("/v1/completions", body, headers={"Authorization": f"Bearer {key}"})[0] == 200
+
+        def texts(state):
+            lines = server.request("GET", "/metrics", headers={"Authorization": "Bearer few"})[1].decode().splitlines()
+            return next(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:num_requests_{state}{{"))
+
+        threads = []
+        # One that has the row until all others wait: its client then goes.
+        with asked(server, "Authorization: Bearer many", max_tokens=60000):
+            server.wait_for(lambda: texts("running") == 1)
+            for i, (key, fields) in enumerate([("many", {}), ("many", {}), ("few", {}), ("many", {"priority": -1})]):
+                threads.append(threading.Thread(target=ask, args=(100 + i, key, fields)))
+                threads[-1].start()
+                server.wait_for(lambda: texts("waiting") == len(threads))
+        for thread in threads:
+            thread.join()
+
+        def answered():
+            return [line["completion_tokens"] for line in server.lines if line.get("completion_tokens") and line["status"] == 200]
+
+        server.wait_for(lambda: len(answered()) == 4)
+        assert answered() == [103, 102, 100, 101]
 
 
 def test_keys_from_a_file(stories, tmp_path):

@@ -51,6 +51,8 @@ WRONG = [
     ("/v1/completions", {"top_k": -2}, "'top_k' must be from -1"),
     ("/v1/completions", {"top_k": 0.5}, "'top_k' must be an integer"),
     ("/v1/completions", {"min_p": 2}, "'min_p' must be from 0 to 1"),
+    ("/v1/completions", {"priority": 1.5}, "'priority' must be an integer"),
+    ("/v1/chat/completions", {"priority": 2**40}, "'priority' must be from -2147483648 to 2147483647"),
     ("/v1/completions", {"seed": 2**63}, "'seed' must be from"),
     ("/v1/completions", {"seed": "x"}, "'seed' must be an integer"),
     ("/v1/completions", {"n": 0}, "'n' must be from 1"),

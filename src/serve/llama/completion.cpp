@@ -34,6 +34,7 @@ class LlamaAnswer {
         job.options.max_new_tokens = std::max<std::int64_t>(context() - std::ssize(job.prompt), 1);
       job.options.seed += i;
       job.request.cache_salt = cache_salt;
+      job.request.caller = call_->cache_salt;
       if (request_.grammar) job.request.mask = request_.grammar->mask();
       jobs.push_back(std::move(job));
     }

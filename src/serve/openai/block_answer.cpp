@@ -16,6 +16,7 @@ class BlockAnswer {
   std::vector<Job> jobs(std::uint64_t cache_salt) const {
     Job job{request_.prompts.at(0), request_.options, request_.request, request_.images};
     job.request.cache_salt = cache_salt;
+    job.request.caller = call_->cache_salt;
     if (request_.grammar) job.request.mask = request_.grammar->mask();
     return {std::move(job)};
   }

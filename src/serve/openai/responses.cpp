@@ -154,7 +154,7 @@ Asked read(const Json& json, const App& app) {
   GivenPictures pictures(app.language_model_of(fields)->language->info());
   Asked asked;
   for (const char* name : {"model", "temperature", "top_p", "stream", "user", "safety_identifier", "prompt_cache_key",
-                           "metadata", "service_tier"})
+                           "metadata", "service_tier", "priority"})
     if (const Json* found = fields.find(name)) asked.chat[name] = *found;
   const auto most = fields.integer("max_output_tokens", 1, INT32_MAX);
   if (most) asked.chat["max_tokens"] = *most;

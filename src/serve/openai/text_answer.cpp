@@ -45,6 +45,7 @@ class TextAnswer {
       Job job{request_.prompts[prompt_of(i)], request_.options, request_.request, request_.images};
       job.options.seed += i;
       job.request.cache_salt = cache_salt;
+      job.request.caller = call_->cache_salt;
       if (request_.grammar) job.request.mask = request_.grammar->mask();
       jobs.push_back(std::move(job));
     }

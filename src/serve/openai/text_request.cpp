@@ -162,6 +162,7 @@ void read_sampling(Fields& fields, TextRequest& request) {
   request.request.frequency_penalty = fields.number("frequency_penalty", -2, 2).value_or(0);
   request.request.presence_penalty = fields.number("presence_penalty", -2, 2).value_or(0);
   request.request.logit_bias = biases_of(fields, info.vocab_size);
+  request.request.priority = fields.integer("priority", INT32_MIN, INT32_MAX).value_or(0);
   const auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
   request.seeded = seed.has_value();
   options.seed = seed ? static_cast<std::uint64_t>(*seed) : request.model->seed.value_or(std::random_device{}());
