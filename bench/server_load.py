@@ -3,7 +3,8 @@
     python bench/server_load.py [--clients 1,4,16,32] [--prompt 512] [--new 128] [--rounds 3] [--peers graft,llama-server] [--open 32]
 
 graft and llama-server read one GGUF file of Q8_0; openvino has NNCF's 8 bits and vllm bf16, made from the same folder. engine is graft's
-TextGenerator in this process, without a server: with one client alone.
+TextGenerator in this process, without a server: with one client alone. Where in memory weights lie makes a few percent, so peers are
+loaded in the order of --peers: try both.
 
 A sample is one number of clients on one server: each client sends a prompt of its own and reads the stream of --new tokens, --turns times.
 Servers take turns; all stay loaded, and one that has no request does nothing. Ratios are made round by round, and their medians
@@ -217,18 +218,20 @@ async def stream(server: Endpoint, number: int, options: argparse.Namespace, sam
         b"POST " + server.path.encode() + b"/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n" % len(body) + body
     )
-    text, usage = "", {}
-    while line := await reader.readline():
-        if not line.startswith(b"data: {"):
-            continue
-        event = json.loads(line[6:])
-        if "error" in event:
-            raise RuntimeError(event["error"])
-        usage = event.get("usage") or usage
-        if event.get("choices") and event["choices"][0].get("text"):
-            now = time.perf_counter()
-            (sample.between if text else sample.first).append(now - (last if text else begin))
-            text, last = text + event["choices"][0]["text"], now
+    # Read when the text is whole: the client must not take much of the processors' time.
+    parts: list[tuple[float, bytes]] = []
+    while part := await reader.read(1 << 16):
+        parts.append((time.perf_counter(), part))
+    text, usage, line = "", {}, b""
+    for now, part in parts:
+        *lines, line = (line + part).split(b"\n")
+        for event in [json.loads(one[6:]) for one in lines if one.startswith(b"data: {")]:
+            if "error" in event:
+                raise RuntimeError(event["error"])
+            usage = event.get("usage") or usage
+            if event.get("choices") and event["choices"][0].get("text"):
+                (sample.between if text else sample.first).append(now - (last if text else begin))
+                text, last = text + event["choices"][0]["text"], now
     writer.close()
     if usage.get("completion_tokens") != options.new:
         raise RuntimeError(f"expected {options.new} tokens, found {usage}")
@@ -250,6 +253,14 @@ def engine(generator: object, first_prompt: int, options: argparse.Namespace) ->
         sample.between += np.diff(times[1:]).tolist()
     sample.seconds = time.perf_counter() - begin
     return sample
+
+
+def busy(server: Endpoint) -> tuple[float, float]:
+    """Of a graft server, the seconds that it had texts, and those of them in runs of its model."""
+    with urllib.request.urlopen(f"http://{server.host}:{server.port}/metrics") as answer:
+        lines = [line.split() for line in answer.read().decode().splitlines() if line.startswith("graft_")]
+    seconds = {name.partition("{")[0]: float(value) for name, value in lines}
+    return seconds["graft_busy_seconds_total"], seconds["graft_prefill_seconds_total"] + seconds["graft_decode_seconds_total"]
 
 
 async def load(server: Endpoint, clients: int, first_prompt: int, options: argparse.Namespace) -> Sample:
@@ -314,16 +325,17 @@ def main() -> None:
     peers = options.peers.split(",")
     found: dict[tuple[int | str, str], list[dict[str, float]]] = {}
     differing = compared = 0
+    beside: dict[int, list[float]] = {}
     with ExitStack() as stack:
         servers = {name: Endpoint.of(url) for name, url in urls.items()}
         for peer in peers:
-            if peer != "engine":
-                python = python_of(peer, given, options.folder)
-                setup = Setup(options.folder, python, options.kv_type, most, context, options.threads)
-                servers[peer] = Endpoint(stack.enter_context(PEERS[peer](setup)))
-        if "engine" in peers:
-            generator = graft.TextGenerator(make(options.folder)[1], threads=options.threads, length=context, kv_type=options.kv_type)
-            engine(generator, 10**6, options)  # warm
+            if peer == "engine":
+                generator = graft.TextGenerator(make(options.folder)[1], threads=options.threads, length=context, kv_type=options.kv_type)
+                engine(generator, 10**6, options)  # warm
+                continue
+            python = python_of(peer, given, options.folder)
+            setup = Setup(options.folder, python, options.kv_type, most, context, options.threads)
+            servers[peer] = Endpoint(stack.enter_context(PEERS[peer](setup)))
         for server in servers.values():
             asyncio.run(load(server, 1, 10**6, options))  # warm
         for round_ in range(options.rounds):
@@ -332,7 +344,11 @@ def main() -> None:
                 for peer in [*order, "engine"] if count == 1 and "engine" in peers else order:
                     number = round_ * 10_000 + count * 100
                     alone = peer == "engine"
+                    before = busy(servers[peer]) if peer == "graft" else (0.0, 0.0)
                     sample = engine(generator, number, options) if alone else asyncio.run(load(servers[peer], count, number, options))
+                    if peer == "graft":
+                        whole, runs = np.subtract(busy(servers[peer]), before)
+                        beside.setdefault(count, []).append(1 - runs / whole)
                     figures = {name: figure(sample) for name, figure in FIGURES.items()}
                     found.setdefault((count, peer), []).append(figures)
                     print(f"{count:3d} clients, {peer}: " + ", ".join(f"{v:.1f} {n}" for n, v in figures.items()), flush=True)
@@ -347,6 +363,8 @@ def main() -> None:
                 sample = asyncio.run(arrivals(server, 0.8 * most_tokens / options.new, options))
                 found["open", peer] = [{name: figure(sample) for name, figure in FIGURES.items()}]
     print(f"\ngraft's texts under load that differ from those of their prompt alone: {differing} of {compared}")
+    for count, shares in beside.items():
+        print(f"graft's time beside the runs of its model, {count} clients: {100 * statistics.median(shares):.2f} %")
     others = [peer for peer in [*servers, *(["engine"] if "engine" in peers else [])] if peer != "graft"]
     print("\n| clients | figure | graft | " + " | ".join(others) + " | graft / " + " | graft / ".join(others) + " |")
     print("|---|---|---|" + "---|" * (2 * len(others)))

@@ -32,6 +32,11 @@ class GRAFT_API TextProgram {
   std::int64_t min_texts() const { return texts_.min; }
   std::int64_t max_texts() const { return texts_.max; }
 
+  // Of `waiting` texts of `tokens` tokens: how many to give one run. A power of two, so that sizes share plans. One
+  // where company would change a vector: where the program's rows are not independent, and for few tokens, whose
+  // products have kernels of their own.
+  std::size_t texts_at_once(std::size_t tokens, std::size_t waiting) const;
+
   // The first output for texts of the same number of tokens: nothing is padded but for programs of fixed sizes. Valid
   // until the next call.
   TensorView run(std::span<const std::vector<std::int64_t>> texts, const RunOptions& options = {});

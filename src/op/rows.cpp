@@ -47,6 +47,13 @@ class Rows {
   }
 
   bool keeps_rows(const ir::Node& node);
+  bool keeps_row_numbers(const ir::Node& node, std::string_view name);
+  bool reads_own_rows(const ir::Node& node) const;
+  bool has_row_numbers(const ir::Node& node) const {
+    bool found = false;
+    ir::for_each_value(node, [&](ir::ValueId id) { found |= row_numbers_.contains(id); });
+    return found;
+  }
   Operand operand(const ir::Node& node, std::string_view name) const;
   std::optional<std::int64_t> integer(const ir::Node& node, std::string_view name) const;
   std::vector<std::int64_t> integers(const ir::Node& node, std::string_view name) const;
@@ -66,7 +73,8 @@ class Rows {
   const ir::Program& program_;
   const ir::Method& method_;
   const std::string symbol_;
-  std::unordered_set<ir::ValueId> counts_;  // numbers made of the batch's size
+  std::unordered_set<ir::ValueId> counts_;       // numbers made of the batch's size
+  std::unordered_set<ir::ValueId> row_numbers_;  // 0, 1, 2, ... along the first dimension, of size 1 in all others
 };
 
 // "aten.add.Tensor": "add".
@@ -76,19 +84,19 @@ std::string_view base_name(std::string_view target) {
 }
 
 constexpr std::string_view kPointwise[] = {
-    "abs",         "acos",        "acosh",       "add",          "asin",        "asinh",       "atan",
-    "atan2",       "atanh",       "bitwise_and", "bitwise_not",  "bitwise_or",  "bitwise_xor", "ceil",
-    "celu",        "clamp",       "clamp_max",   "clamp_min",    "copysign",    "cos",         "cosh",
-    "div",         "elu",         "eq",          "erf",          "erfc",        "erfinv",      "exp",
-    "exp2",        "expm1",       "floor",       "floor_divide", "fmod",        "ge",          "gelu",
-    "gt",          "hardsigmoid", "hardswish",   "hardtanh",     "isinf",       "isnan",       "le",
-    "leaky_relu",  "lerp",        "log",         "log10",        "log1p",       "log2",        "logical_and",
-    "logical_not", "logical_or",  "logical_xor", "lt",           "masked_fill", "maximum",     "minimum",
-    "mish",        "mul",         "nan_to_num",  "ne",           "neg",         "pow",         "prelu",
-    "reciprocal",  "relu",        "relu6",       "remainder",    "round",       "rsqrt",       "rsub",
-    "selu",        "sigmoid",     "sign",        "silu",         "sin",         "sinh",        "softplus",
-    "softsign",    "sqrt",        "square",      "sub",          "tan",         "tanh",        "trunc",
-    "where"};
+    "__and__",     "__or__",      "__xor__",     "abs",         "acos",        "acosh",       "add",
+    "asin",        "asinh",       "atan",        "atan2",       "atanh",       "bitwise_and", "bitwise_not",
+    "bitwise_or",  "bitwise_xor", "ceil",        "celu",        "clamp",       "clamp_max",   "clamp_min",
+    "copysign",    "cos",         "cosh",        "div",         "elu",         "eq",          "erf",
+    "erfc",        "erfinv",      "exp",         "exp2",        "expm1",       "floor",       "floor_divide",
+    "fmod",        "ge",          "gelu",        "gt",          "hardsigmoid", "hardswish",   "hardtanh",
+    "isinf",       "isnan",       "le",          "leaky_relu",  "lerp",        "log",         "log10",
+    "log1p",       "log2",        "logical_and", "logical_not", "logical_or",  "logical_xor", "lt",
+    "masked_fill", "maximum",     "minimum",     "mish",        "mul",         "nan_to_num",  "ne",
+    "neg",         "pow",         "prelu",       "reciprocal",  "relu",        "relu6",       "remainder",
+    "round",       "rsqrt",       "rsub",        "selu",        "sigmoid",     "sign",        "silu",
+    "sin",         "sinh",        "softplus",    "softsign",    "sqrt",        "square",      "sub",
+    "tan",         "tanh",        "trunc",       "where"};
 // Of a tensor alone, sizes unchanged.
 constexpr std::string_view kCopies[] = {"_to_copy", "alias", "clone", "contiguous", "detach", "to", "type_as"};
 constexpr std::string_view kReductions[] = {
@@ -170,6 +178,39 @@ bool Rows::broadcasts(const ir::Node& node) const {
   return good;
 }
 
+// x[row_numbers, i, ...], which transformers makes of a mask, reads of each row its own elements. Any other use of the
+// numbers would depend on a row's place.
+bool Rows::keeps_row_numbers(const ir::Node& node, std::string_view name) {
+  const ir::ValueId result = node.outputs[0];
+  if (name == "arange") {
+    const Operand end = operand(node, "end");
+    const bool whole = end.value != nullptr && counts_.contains(end.arg->value()) &&
+                       method_.values[result].dims[0].expr == symbol_ && integer(node, "start").value_or(0) == 0 &&
+                       integer(node, "step").value_or(1) == 1;
+    if (whole) row_numbers_.insert(result);
+    return whole;
+  }
+  if (name == "unsqueeze") {
+    row_numbers_.insert(result);
+    return other_dim(node, "dim", rank(node, "self") + 1);
+  }
+  return name == "index" && reads_own_rows(node);
+}
+
+bool Rows::reads_own_rows(const ir::Node& node) const {
+  const Operand indices = operand(node, "indices");
+  if (!rows_in(node, "self") || indices.missing() || indices.arg->items.empty()) return false;
+  const auto& items = indices.arg->items;
+  if (!items[0].is_value() || !row_numbers_.contains(items[0].value())) return false;
+  // One index per leading dimension: the dimensions that they make come first.
+  const int made = method_.values[items[0].value()].rank();
+  return std::ranges::all_of(std::span(items).subspan(1), [&](const ir::Arg& item) {
+    if (!item.is_value() || has_rows(item.value())) return false;
+    const ir::Value& value = method_.values[item.value()];
+    return value.dtype != DType::b8 && (value.rank() < made || (value.rank() == made && value.dims[0].max == 1));
+  });
+}
+
 bool Rows::keeps_rows(const ir::Node& node) {
   const std::string_view target = program_.op_of(node).target, name = base_name(target);
   bool reads = false, gives = false;
@@ -187,10 +228,12 @@ bool Rows::keeps_rows(const ir::Node& node) {
     return true;
   }
   if (name == "sym_size" || name == "sym_numel") {
-    for (const ir::ValueId id : node.outputs) counts_.insert(id);
-    return integer(node, "dim").value_or(0) == 0;
+    if (!other_dim(node, "dim", rank(node, "self")))
+      for (const ir::ValueId id : node.outputs) counts_.insert(id);
+    return true;
   }
   if (name.starts_with("_assert") || name.starts_with("sym_constrain")) return true;
+  if (name == "arange" || has_row_numbers(node)) return keeps_row_numbers(node, name);
   // What is made of rows has them, but for constants, which have them without being made of any.
   // (What this one gives besides is empty.)
   const std::size_t results = name == "_native_batch_norm_legit_no_training" ? 1 : node.outputs.size();

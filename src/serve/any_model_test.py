@@ -240,6 +240,33 @@ def test_embeddings_of_many_clients(minilm):
     assert together == alone
 
 
+def test_vectors_do_not_depend_on_company(minilm):
+    """Texts of the same number of tokens are one run, of up to 256 tokens, whichever calls they are of: five of each length, in
+    one call and in many, have the bits of each alone."""
+    server, _, _ = minilm
+    texts = [[101, *((7 * place + 31 * length + 1009 * i) % 20000 + 1000 for place in range(length - 2)), 102]
+             for i in range(5) for length in (*range(2, 66), 100, 128)]  # fmt: skip
+
+    def vectors(given):
+        return [entry["embedding"] for entry in server.good("/v1/embeddings", input=given)["data"]]
+
+    def runs():
+        return server.gauge("graft_runs_total")
+
+    before = runs()
+    alone = [vectors([text])[0] for text in texts]
+    assert runs() - before == len(texts)
+    before = runs()
+    assert vectors(texts) == alone
+    # Up to 8 tokens one by one; then five as 4 + 1 up to 64 tokens, as 2 + 2 + 1 up to 128.
+    assert runs() - before == 7 * 5 + 56 * 2 + 3 * 3
+    before = runs()
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(lambda i: vectors([texts[i]])[0], order)) == [alone[i] for i in order]
+    assert runs() - before < len(texts)
+
+
 def test_embeddings_with_the_openai_client(minilm):
     openai = pytest.importorskip("openai")
     server, _, _ = minilm

@@ -68,6 +68,12 @@ class Tokens(nn.Module):
         return x[:, 0], x.mean(1), x.amax(dim=-1), torch.cat([x, x], dim=1)[:, 2:], ids.to(torch.float32) * 0.5
 
 
+def mask_of(mask):
+    """As transformers makes it of the mask of tokens."""
+    rows, columns = torch.arange(mask.shape[0])[:, None, None, None], torch.arange(mask.shape[1])
+    return mask[rows, columns] & (columns[None, None, :, None] >= 0)
+
+
 IDS = torch.randint(0, 30, (3, 9), generator=torch.Generator().manual_seed(0))
 MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 2 + [0] * 5])
 INDEPENDENT = {
@@ -86,9 +92,17 @@ INDEPENDENT = {
     "padded": (Function(lambda x: F.pad(x, (1, 2))), (normal(3, 4),)),
     "split": (Function(lambda x: torch.stack(x.split(2, dim=1), dim=1).permute(0, 2, 1).unsqueeze(1).squeeze(1)), (normal(3, 4),)),
     "batched_product": (Function(lambda x, y: torch.bmm(x, y)), (normal(3, 2, 4), normal(3, 4, 5))),
+    "own_element": (Function(lambda x: x[torch.arange(x.shape[0]), 2]), (normal(3, 4),)),
+    "mask_of_transformers": (Function(lambda m: mask_of(m) & m[:, None, :, None]), (MASK > 0,)),
     "weight_on_the_left": (Function(lambda x: torch.ones(2, 4) @ x), (normal(3, 4, 5),)),
 }  # fmt: skip
 DEPENDENT = {
+    "later_rows": (Function(lambda x: x[(torch.arange(x.shape[0]) + 1) % x.shape[0]]), (normal(3, 4),)),
+    "numbers_from_one": (Function(lambda x: x[torch.arange(1, x.shape[0] + 1) - 1]), (normal(3, 4),)),
+    "row_number_as_column": (Function(lambda x: x[:, torch.arange(x.shape[0]) % 4]), (normal(3, 4),)),
+    "column_of_the_row_number": (Function(lambda x: x[torch.arange(x.shape[0]), torch.arange(x.shape[0]) % 4]), (normal(3, 4),)),
+    "rows_by_rows": (Function(lambda x: x[torch.arange(x.shape[0])[:, None], torch.arange(x.shape[0])[None] % 4]), (normal(3, 4),)),
+    "rows_of_all_columns": (Function(lambda x: x[torch.arange(x.shape[0])[None, :], torch.arange(2)[:, None]]), (normal(3, 4),)),
     "mean_of_rows": (Function(lambda x: x - x.mean(0)), (normal(3, 4),)),
     "mean_of_all": (Function(lambda x: x / x.sum()), (normal(3, 4),)),
     "softmax_over_rows": (Function(lambda x: x.softmax(0)), (normal(3, 4),)),
