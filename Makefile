@@ -20,7 +20,7 @@ PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python product build setup system format format-check tidy asan tsan mutations \
         vulkan vulkan-test cuda cuda-test \
-        fuzz coverage docs types soak reliability bench bench-kernels bench-overhead install-check wheel wheel-check \
+        pages-test fuzz coverage docs types soak reliability bench bench-kernels bench-overhead install-check wheel wheel-check \
         wheels wheels-check clean-check aarch64-check executorch-suite ops-report clean
 all: build
 
@@ -48,6 +48,7 @@ help:
 	@echo 'make aarch64-check   kernels and their tests for aarch64, cross-compiled, under qemu-user (skipped without the tools)'
 	@echo 'make format | tidy   clang-format, clang-tidy'
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
+	@echo 'make pages-test      the pages of graft serve and graft inspect in headless Chromium, which it installs'
 	@echo 'make docs            the documentation as a site, into build/docs/html, with its links checked'
 	@echo 'make types           pyright, strict, on the public API of the Python package'
 	@echo 'make bench           measurements (bench/README.md)'
@@ -242,6 +243,10 @@ tidy: build
 
 executorch-suite: build
 	@$(BIN)/python test/executorch_suite/run.py
+
+pages-test: build
+	@tools/setup/system.sh $(PYTHON) chromium
+	@$(BIN)/python -m pytest -q src/serve/page_test.py src/cli/diagrams_test.py
 
 ops-report: build
 	@rm -rf build/ops-report && mkdir -p build/ops-report

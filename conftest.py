@@ -24,11 +24,11 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByFile(LoadFileScheduling):
         """A process gets a whole file, since its fixtures are shared; and all tests of operators, since the last of them
-        counts the cases of all; and one class for another task than text alone, since each takes long and shares nothing."""
+        counts the cases of all; and one class of transformers alone, since each takes long and shares nothing."""
 
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
-            if file == "test/python/hf/tasks_test.py":
+            if file in ("test/python/hf/tasks_test.py", "test/python/hf/population_test.py"):
                 return nodeid
             return "src/op" if file.startswith("src/op/") else file
 

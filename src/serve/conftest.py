@@ -88,7 +88,7 @@ class MiniLm:
 @pytest.fixture(scope="session")
 def minilm_package(tmp_path_factory) -> MiniLm:
     path = tmp_path_factory.mktemp("embeddings") / "minilm.pte"
-    folder, encoder = export_minilm(path, {1: Dim("tokens", min=2, max=512)})
+    folder, encoder = export_minilm(path, {0: Dim("rows", min=1, max=64), 1: Dim("tokens", min=2, max=512)})
     return MiniLm(path, folder, encoder)
 
 

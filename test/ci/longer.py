@@ -1,8 +1,8 @@
-"""The longer tests of continuous integration: a thirteenth of them at each landing, so that thirteen run them all.
+"""The longer tests of continuous integration: one slice of them at each landing, all of them in turn.
 
     python test/ci/longer.py [--landing N] [--seconds S] [--list]
 
-Which thirteenth is chosen by the number in `.ci/landing`, which each change that lands raises by one. Fails when a test
+Which slice is chosen by the number in `.ci/landing`, which each change that lands raises by one. Fails when a test
 fails, and when the time is over before all have run; prints what ran and what comes with the next landings. Where enough
 time is left then, one of the searches runs that have no end of their own: fuzzing, the soak, coverage.
 """
@@ -31,7 +31,6 @@ PACKAGES = (
     "test/python/programs/torchao_test.py",
     "test/python/programs/fallback_test.py",
 )
-# Their last test counts the results of all others.
 POPULATION = "test/python/hf/population_test.py"
 ARCHITECTURES = "test/python/hf/architectures_test.py"
 WHOLE = (*PACKAGES, POPULATION, ARCHITECTURES)
@@ -60,6 +59,10 @@ def _whole(*words: str) -> tuple[str, ...]:
     return sys.executable, "-m", "pytest", "-q", "--slow", *words
 
 
+def _causal(half: int) -> Slice:
+    return Slice(f"causal classes of transformers, half {half}", _whole("-n", "2", f"--part={half}/2", POPULATION))
+
+
 def _tsan(half: int) -> Slice:
     shard = {"GTEST_TOTAL_SHARDS": "2", "GTEST_SHARD_INDEX": str(half - 1)}
     return Slice(f"C++ tests under the thread sanitizer, half {half}", ("make", "tsan"), environment=shard)
@@ -69,11 +72,11 @@ SLICES = (
     Slice("packages of language models, memory, quantized and cut programs", _whole("-m", "slow", *PACKAGES), LLAMA_CPP),
     _slow(1),
     _tsan(1),
-    Slice("causal classes of transformers", _whole("-n", "2", "--dist", "load", POPULATION)),
+    _causal(1),
     _slow(2),
     Slice(
-        "operator tests that ExecuTorch ships for backends, documentation, types",
-        ("make", "executorch-suite", "docs", "types"),
+        "operator tests that ExecuTorch ships for backends, pages in a browser, documentation, types",
+        ("make", "executorch-suite", "pages-test", "docs", "types"),
         environment={"DOCS_LINKS": "--external"},  # reported where there is a network
     ),
     _slow(3),
@@ -83,6 +86,7 @@ SLICES = (
     _tsan(2),
     Slice("known bugs, put into a copy of the tree", ("make", "mutations")),
     Slice("operators and models on a Vulkan device", ("make", "vulkan-test")),
+    _causal(2),
 )
 
 

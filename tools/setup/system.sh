@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the distribution's packages that are missing, and only those. Looks for what is needed, not for package
-# names, so that a compiler or a Python from elsewhere counts. usage: system.sh [PYTHON [clang|vulkan]]; with clang, also
-# what fuzzing needs, with vulkan, what ggml's Vulkan backend is built with, and a driver that computes on the CPU.
+# names, so that a compiler or a Python from elsewhere counts. usage: system.sh [PYTHON [clang|vulkan|chromium]]; with clang,
+# also what fuzzing needs, with vulkan, what ggml's Vulkan backend is built with, and a driver that computes on the CPU,
+# with chromium, the browser that tests of pages run in.
 set -euo pipefail
 python=${1:-python3}
 
@@ -40,6 +41,9 @@ if [ "${2:-}" = vulkan ]; then
   have_header vulkan/vulkan.hpp || need libvulkan-dev
   have_header spirv/unified1/spirv.hpp || need spirv-headers
   compgen -G '/usr/share/vulkan/icd.d/lvp_icd.*.json' >/dev/null || need mesa-vulkan-drivers
+fi
+if [ "${2:-}" = chromium ]; then
+  command -v chromium >/dev/null || command -v chromium-browser >/dev/null || need chromium
 fi
 
 [ ${#packages[@]} -eq 0 ] && exit 0
