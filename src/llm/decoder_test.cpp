@@ -43,6 +43,31 @@ TEST(Decoder, ChunksAndStepsGiveWhatTheWholeGives) {
   expect_near(std::span(all).last(kVocabulary), expected);
 }
 
+// So a prompt gives the same numbers whether its beginning was in the cache or not. Runs of up to 8 tokens, which
+// generators do not make of prompts, have kernels of their own.
+TEST(Decoder, RunsOfNineTokensAndMoreHaveTheBitsOfTheWhole) {
+  constexpr std::int64_t kTokens = 150;
+  const SmallLanguageModel small({}, 0.5, 1, kTokens);
+  const Ids ids = some_ids(kTokens, 1);
+  int compared = 0;
+  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16}) {
+    const auto logits = [&](std::int64_t chunk) {
+      Decoder decoder(small.model, {.threads = 1, .kv_type = type, .prefill_chunk_size = chunk});
+      std::vector<float> all;
+      decoder.score(ids, [&](std::span<float> some) { all.insert(all.end(), some.begin(), some.end()); });
+      return all;
+    };
+    const std::vector<float> whole = logits(kTokens);
+    ASSERT_EQ(whole.size(), static_cast<std::size_t>(kTokens * kVocabulary));
+    for (std::int64_t chunk = 9; chunk < kTokens; ++chunk) {
+      if (const std::int64_t last = kTokens % chunk; last > 0 && last < 9) continue;
+      ASSERT_EQ(logits(chunk), whole) << name(type) << ", runs of " << chunk;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 300);
+}
+
 TEST(Decoder, PromptsOfAllLengthsShareThePlansOfTheirBuckets) {
   const SmallLanguageModel small;
   const DecoderOptions options{.threads = 2, .rows = 2, .length = 64, .prefill_chunk_size = 32, .buckets = {8, 16, 32}};

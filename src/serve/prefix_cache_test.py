@@ -44,6 +44,24 @@ def test_texts_are_those_of_a_cold_cache(stories):
     assert all(cached >= 64 for _, cached in second)
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+def test_numbers_do_not_depend_on_how_much_was_cached(stories, kv_type):
+    """A prompt after every other one that shares its first tokens: log-probabilities have the bits of a cold cache."""
+    draw = random.Random(1)
+    ids = [draw.randrange(3, 500) for _ in range(90)]
+    with Server(stories, "--rows", 1, "--prefix-cache-bytes", 0, "--kv-type", kv_type) as server:
+
+        def numbers() -> tuple[dict, int]:
+            answer = server.complete(ids, max_tokens=4, temperature=0, logprobs=3, ignore_eos=True)
+            return answer["choices"][0]["logprobs"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        cold, cached = numbers()
+        assert cached == 0
+        for shared in range(1, 90):
+            server.complete(ids[:shared] + [2] * (90 - shared), max_tokens=1)
+            assert numbers() == (cold, shared)
+
+
 def test_a_cache_that_is_too_small_for_all(stories):
     with Server(stories, "--rows", 1, "--prefix-cache-bytes", 1_000_000) as server:
         first = [ask(server, prompt(i))[0] for i in range(30)]

@@ -116,7 +116,7 @@ class Bf16Products {
 void run(const AttentionHead& head, i64 t0, i64 t1) {
   const bool rounded =
       head.kv == RowType::bf16 || row_elements(head.kv) > 1 || (head.kv == RowType::f32 && head.in_bf16);
-  const bool pairs = rounded && head.d % 2 == 0 && t1 - t0 > kFewQueries;
+  const bool pairs = rounded && head.d % 2 == 0 && head.t > kFewQueries;
   pairs ? many_queries<Bf16Products>(head, t0, t1) : avx512vnni::kAttention.run(head, t0, t1);
 }
 

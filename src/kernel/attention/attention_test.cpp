@@ -96,9 +96,8 @@ void check(const Case& c, simd::Isa isa, int threads) {
   int wrong = 0;
   for (i64 b = 0; b < c.batch; ++b) {
     for (i64 t = 0; t < c.t; ++t) {
-      // Blocks of at most 8 queries are in f32.
-      const i64 queries = std::min<i64>(table.block, c.t - t / table.block * table.block);
-      const bool in_bf16 = c.in_bf16 && table.bf16 && c.dtype == DType::f32 && c.d % 2 == 0 && queries > 8;
+      // Up to 8 queries are in f32.
+      const bool in_bf16 = c.in_bf16 && table.bf16 && c.dtype == DType::f32 && c.d % 2 == 0 && c.t > 8;
       const auto operand = [&](double x) { return in_bf16 ? rounded_to_bf16(x) : x; };
       std::vector<double> p(static_cast<std::size_t>(c.s));
       double top = -kInf, total = 0;

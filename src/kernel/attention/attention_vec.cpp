@@ -44,6 +44,12 @@ constexpr ByRows<TileByK, kTileRows> kTilesByK[2] = {
     by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 1>; }),
     by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 2>; })};
 
+// kTiles whose sums have one order for any number of rows: the score of a query and a key must not depend on how many
+// keys are behind it, or the bits of a prompt would depend on how much of it was in the cache.
+constexpr ByRows<Tile, kTileRows> kOrderedTiles[2] = {
+    by_rows<Tile, kTileRows>([]<int R>() -> Tile { return tile<R, 1, 1>; }),
+    by_rows<Tile, kTileRows>([]<int R>() -> Tile { return tile<R, 2, 1>; })};
+
 // Elements [first, first + n) of the row at `index`, as f32.
 GRAFT_LOCAL void widen_row(const void* data, RowType type, i64 index, i64 first, i64 n, float* to) {
   if (type == RowType::f32) return widen_as<F32>(static_cast<const float*>(data) + index + first, 1, n, to);
@@ -164,7 +170,7 @@ class F32Products {
         k = wide_;
         k_row = h_.d;
       }
-      kTiles[vectors_ - 1][rows - 1](k, k_row, q_, kPanel, h_.d, p + s * kPanel, false, {});
+      kOrderedTiles[vectors_ - 1][rows - 1](k, k_row, q_, kPanel, h_.d, p + s * kPanel, false, {});
     }
   }
 
@@ -406,7 +412,7 @@ class FewF32Products {
 };
 
 void run(const AttentionHead& head, i64 t0, i64 t1) {
-  if (t1 - t0 <= kFewQueries) {
+  if (head.t <= kFewQueries) {
     few_queries<FewF32Products>(head, t0, t1);
   } else {
     many_queries<F32Products>(head, t0, t1);

@@ -307,7 +307,7 @@ class FewByteProducts {
 };
 
 void run(const AttentionHead& head, i64 t0, i64 t1) {
-  if (t1 - t0 > kFewQueries || row_elements(head.kv) == 1) return avx512::kAttention.run(head, t0, t1);
+  if (head.t > kFewQueries || row_elements(head.kv) == 1) return avx512::kAttention.run(head, t0, t1);
   head.kv == RowType::q8_0 ? few_queries<FewByteProducts<Q8Rows>>(head, t0, t1)
                            : few_queries<FewByteProducts<Q4Rows>>(head, t0, t1);
 }

@@ -65,20 +65,16 @@ std::vector<float> read_row(const std::byte* p, simd::RowType type, i64 n) {
 }
 
 void check(const Case& c, const simd::AttentionTable& table, int threads) {
-  // How a token's query is multiplied. Calls have table.block queries, the last one the rest.
+  // How queries are multiplied.
   enum class Products { exact, bf16, bytes };
   const bool blocks_of_bytes = simd::row_elements(c.type) > 1;
-  const auto products_of = [&](i64 token) {
-    const i64 all = c.tokens == 1 ? c.heads / c.shared : c.tokens;
-    const bool few = std::min<i64>(table.block, all - token / table.block * table.block) <= 8;
-    if (few) return table.bytes && blocks_of_bytes ? Products::bytes : Products::exact;
-    return table.bf16 && (blocks_of_bytes || c.type == simd::RowType::bf16) ? Products::bf16 : Products::exact;
-  };
+  const bool few = (c.tokens == 1 ? c.heads / c.shared : c.tokens) <= 8;
+  const auto products = few ? (table.bytes && blocks_of_bytes ? Products::bytes : Products::exact)
+                        : table.bf16 && (blocks_of_bytes || c.type == simd::RowType::bf16) ? Products::bf16
+                                                                                           : Products::exact;
   // Values are at most 2. In bf16, queries and keys are rounded here too, values and weights are off by at most 2^-8.
   // As bytes, queries are rounded to 2^-15 of the largest: scores are off by 2e-5 on average.
-  const auto unit_of = [](Products products) {
-    return products == Products::exact ? 4e-6 : products == Products::bytes ? 2e-4 : 0x1p-7;
-  };
+  const double unit = products == Products::exact ? 4e-6 : products == Products::bytes ? 2e-4 : 0x1p-7;
   SCOPED_TRACE(testing::Message() << (table.bf16 ? "bf16" : "f32") << " block " << table.block << " threads " << threads
                                   << " tokens " << c.tokens << " past " << c.past[0] << " window " << c.window
                                   << " chunk " << c.chunk << " softcap " << c.softcap << " sinks " << c.sinks
@@ -174,7 +170,6 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
     for (i64 t = 0; t < c.tokens; ++t)
       for (i64 h = 0; h < c.heads; ++h) {
         const i64 p = position[static_cast<std::size_t>(b * c.tokens + t)], from = h / (c.heads / c.shared);
-        const Products products = products_of(t);
         const auto operand = [&](double x) {
           using namespace simd::GRAFT_ISA;  // NOLINT
           return products == Products::bf16 ? static_cast<double>(bf16_to_float(float_to_bf16(static_cast<float>(x))))
@@ -202,7 +197,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
         for (i64 i = 0; i < c.dv; ++i) {
           const double expected = total == 0 ? 0 : want[static_cast<std::size_t>(i)] / total;
           const double got = out.get(((b * c.tokens + t) * c.heads + h) * c.dv + i);
-          if (!(std::fabs(got - expected) <= unit_of(products) * (1 + std::fabs(expected))) && ++wrong < 4)
+          if (!(std::fabs(got - expected) <= unit * (1 + std::fabs(expected))) && ++wrong < 4)
             ADD_FAILURE() << "row " << b << ", token " << t << ", head " << h << ", element " << i << ": got " << got
                           << ", expected " << expected;
         }
