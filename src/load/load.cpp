@@ -226,7 +226,7 @@ class Loader {
         converted_.back().emplace(c.weight, c.source);
       }
       for (std::size_t i = 0; i < found.size(); ++i)
-        if (!method.weights[i]) method.weights[i] = place(graph.weights[i], found[i]);
+        if (!method.weights[i]) method.weights[i] = place(graph, i, found[i]);
       for (std::size_t i = 0; i < found.size(); ++i) {
         const ir::Weight& weight = graph.weights[i];
         method.panel_bytes.push_back(weight.storage == ir::Storage::panels ? weight.byte_size : 0);
@@ -236,12 +236,28 @@ class Loader {
     return impl_->weight_stats.weight_bytes;
   }
 
-  // Weights still in blocks are read by operators that also take panels.
-  std::byte* place(ir::Weight& weight, const FoundWeight& found) {
+  // Weights still in blocks are read by operators that also take panels, stacks of matrices by kExpertLinear.
+  std::byte* place(ir::Program& graph, std::size_t index, const FoundWeight& found) {
+    ir::Weight& weight = graph.weights[index];
+    const bool matrices = weight.shape.rank() == 2 || (weight.shape.rank() == 3 && are_experts(graph, index));
     const bool panels = !impl_->on_device && options_.pack_weights && options_.fast_kernels &&
-                        !found.stored->is_plain() && weight.shape.rank() == 2 && weight.shape.numel() > 0 &&
+                        !found.stored->is_plain() && matrices && weight.shape.numel() > 0 &&
                         readable_panels(found.stored->block);
     return panels ? placer_.in_panels(weight, found) : placer_.as_stored(weight, found);
+  }
+
+  // Whether the matrices of a stack have whole panels, and kExpertLinear alone reads them.
+  static bool are_experts(const ir::Program& graph, std::size_t weight) {
+    if (graph.weights[weight].shape[1] % kPanelColumns != 0) return false;
+    const ir::Method& method = graph.methods[0];
+    const auto is_weight = [&](const ir::Arg& arg) {
+      return arg.is_value() && std::ranges::any_of(method.inputs, [&](const ir::Input& input) {
+               return input.kind == ir::InputKind::weight && input.index == weight && input.value == arg.value();
+             });
+    };
+    return std::ranges::all_of(method.nodes, [&](const ir::Node& node) {
+      return graph.op_of(node).target == "graft.expert_linear.default" || std::ranges::none_of(node.args, is_weight);
+    });
   }
 
   // The package's plans, under keys that begin with kPlanKey. Plans of another origin are skipped.

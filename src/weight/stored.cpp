@@ -63,9 +63,11 @@ std::uint64_t stored_bytes(const Stored& stored, const Shape& shape) {
   // Blocks take fewer bytes than f32, whose number is checked here.
   const TensorDesc values(DType::f32, shape);
   const std::int64_t row = shape[shape.rank() - 1];
-  if (stored.kind == Stored::Kind::panels)
-    return static_cast<std::uint64_t>(panels_bytes(*panel_format_of(stored.block), shape[0], row));
-  return row == 0 ? 0 : static_cast<std::uint64_t>(values.numel() / row * block_row_bytes(stored.block, row));
+  if (row == 0) return 0;
+  const std::int64_t rows = values.numel() / row;
+  return static_cast<std::uint64_t>(stored.kind == Stored::Kind::panels
+                                        ? panels_bytes(*panel_format_of(stored.block), rows, row)
+                                        : rows * block_row_bytes(stored.block, row));
 }
 
 }  // namespace graft

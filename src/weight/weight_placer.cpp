@@ -148,7 +148,8 @@ std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& 
 
 std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found) {
   const PanelFormat format = *panel_format_of(found.stored->block);
-  const std::int64_t rows = weight.shape[0], depth = weight.shape[1];
+  // A stack of matrices is packed as one: kExpertLinear.
+  const std::int64_t depth = weight.shape[weight.shape.rank() - 1], rows = weight.shape.numel() / depth;
   const auto bytes = static_cast<std::size_t>(panels_bytes(format, rows, depth));
   set_panels(weight, bytes);
   if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)

@@ -19,6 +19,8 @@ constexpr i64 kRowsAtOnce = 16;
 // Elements of a row of a that one thread quantizes at a time; a multiple of every format's block.
 constexpr i64 kQuantizedAtOnce = 1024;
 
+i64 align(i64 bytes) { return ceil_div(bytes, 64) * 64; }
+
 // The epilogue of output `output`, with the bias in input `bias` if there is one.
 simd::Epilogue epilogue_of(const KernelContext& ctx, const MatmulAttrs& attrs, int output = 0, int bias = 2) {
   const TensorDesc& out = ctx.out(output);
@@ -51,27 +53,10 @@ class PanelProducts {
         rows_(ctx.in(0).shape[0]),
         depth_(ctx.in(0).shape[1]) {}
 
-  static i64 scratch_bytes(i64 rows, i64 depth) {
-    // One or two sums for each block (formats with a scale for half a block).
-    const i64 blocks = rows * (depth / kPanelBlock);
-    return align(rows * depth) + align(blocks * 4) + align(blocks * 2 * 4);
-  }
-
   void run() const { ctx_.phase == 0 ? quantize() : multiply(); }
 
  private:
-  static i64 align(i64 bytes) { return ceil_div(bytes, 64) * 64; }
-
-  simd::QuantizedRows quantized() const {
-    const i64 blocks = align(rows_ * (depth_ / kPanelBlock) * 4);
-    std::byte* scale = ctx_.scratch_bytes + align(rows_ * depth_);
-    simd::QuantizedRows out;
-    out.q = reinterpret_cast<std::int8_t*>(ctx_.scratch_bytes);
-    out.scale = reinterpret_cast<float*>(scale);
-    out.sum = reinterpret_cast<std::int32_t*>(scale + blocks);
-    out.scaled_sum = reinterpret_cast<float*>(scale + blocks);
-    return out;
-  }
+  simd::QuantizedRows quantized() const { return quantized_rows(ctx_.scratch_bytes, rows_, depth_); }
 
   void quantize() const {
     const i64 chunks = ceil_div(depth_, kQuantizedAtOnce);
@@ -246,8 +231,25 @@ std::string explain_blocks(BlockType type, bool panels) {
                                : str(weight, " has no packed layout here: ggml's rows");
 }
 
+std::int64_t quantized_rows_bytes(std::int64_t rows, std::int64_t depth) {
+  const i64 blocks = rows * (depth / kPanelBlock);
+  return align(rows * depth) + align(blocks * 4) + align(blocks * 2 * 4);
+}
+
+simd::QuantizedRows quantized_rows(std::byte* memory, std::int64_t rows, std::int64_t depth, std::int64_t first) {
+  const i64 blocks = depth / kPanelBlock;
+  std::byte* scale = memory + align(rows * depth);
+  std::byte* sum = scale + align(rows * blocks * 4) + first * blocks * 2 * 4;
+  simd::QuantizedRows out;
+  out.q = reinterpret_cast<std::int8_t*>(memory) + first * depth;
+  out.scale = reinterpret_cast<float*>(scale) + first * blocks;
+  out.sum = reinterpret_cast<std::int32_t*>(sum);
+  out.scaled_sum = reinterpret_cast<float*>(sum);
+  return out;
+}
+
 std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth) {
-  if (attrs.panels != 0) return PanelProducts::scratch_bytes(rows, depth);
+  if (attrs.panels != 0) return quantized_rows_bytes(rows, depth);
   const ggml_type type = ggml_cpu().type_traits(static_cast<ggml_type>(attrs.type))->vec_dot_type;
   return rows * static_cast<std::int64_t>(ggml_row_size(type, depth));
 }

@@ -20,6 +20,11 @@ std::optional<PanelFormat> readable_panels(BlockType type);
 // here: ggml's rows".
 std::string explain_blocks(BlockType type, bool panels);
 
+// Memory for rows [rows, depth] quantized for products with panels, and those from row `first` on in it. A row has room
+// for two sums of each block: some formats have a scale for half a block.
+std::int64_t quantized_rows_bytes(std::int64_t rows, std::int64_t depth);
+simd::QuantizedRows quantized_rows(std::byte* memory, std::int64_t rows, std::int64_t depth, std::int64_t first = 0);
+
 struct BlockMatmulAttrs {
   MatmulAttrs product;
   BlockType type = -1;

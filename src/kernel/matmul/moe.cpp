@@ -7,6 +7,7 @@
 
 #include "base/ceil_div.h"
 #include "base/ggml_cpu.h"
+#include "kernel/matmul/block_matmul.h"
 
 namespace graft {
 namespace {
@@ -16,6 +17,9 @@ using i64 = std::int64_t;
 // Columns of a matrix that one work item computes for all rows of the expert: they stay in the caches across rows.
 constexpr i64 kColumns = 48;
 constexpr i64 kRows = simd::kMaxDotRows;
+// Of experts in panels: rows multiplied with a panel while it is in the caches, results of them that are kept at once,
+// and how many rows take as long to multiply as a panel takes to read.
+constexpr i64 kPanelRows = 128, kResults = kPanelRows * 64, kReading = 8;
 
 i64 aligned(i64 bytes) { return ceil_div(bytes, 64) * 64; }
 
@@ -42,10 +46,12 @@ class ExpertLinear {
         pair_at_(begin_of_ + attrs_.experts + 1),
         rows_(ctx.scratch_bytes + order_bytes(attrs_.experts, pairs_)) {}
 
-  // Phase 0: pairs of a token and an expert, sorted by expert; rows quantized. Phase 1: products.
+  // Phase 0: pairs of a token and an expert, sorted by expert; rows quantized. Phase 1: products. With panels rows are
+  // quantized in the sorted order, in a phase of their own.
   void run() const {
-    if (ctx_.phase == 1) return products();
-    if (attrs_.block >= 0) quantize();
+    if (ctx_.phase == 1) return attrs_.panels != 0 ? quantize_in_order() : products();
+    if (ctx_.phase == 2) return panel_products();
+    if (attrs_.block >= 0 && attrs_.panels == 0) quantize();
     if (ctx_.task != 0) return;
     if (ctx_.in(1).dtype == DType::i32) return sort(ctx_.input<std::int32_t>(1));
     sort(ctx_.input<i64>(1));
@@ -139,6 +145,66 @@ class ExpertLinear {
     }
   }
 
+  // The rows of a group, which begins at pair_at_[at].
+  simd::QuantizedRows quantized(i64 at) const { return quantized_rows(rows_, pairs_, in_, at); }
+
+  void quantize_in_order() const {
+    const PanelFormat format = *readable_panels(attrs_.block);
+    const auto [begin, end] = ctx_.range(pairs_);
+    for (i64 e = 0; e < attrs_.experts; ++e)
+      for (i64 i = std::max(begin, begin_of_[e]); i < std::min(end, begin_of_[e + 1]); ++i) {
+        const i64 group = begin_of_[e] + (i - begin_of_[e]) / kPanelRows * kPanelRows;
+        simd::panels()->quantize(format, row(pair_at_[i]), 0, in_, i - group, in_, quantized(group));
+      }
+  }
+
+  // Calls work(expert, first pair, rows, cost of a step of columns) for all groups of rows.
+  template <typename Work>
+  void for_groups(const Work& work) const {
+    for (i64 e = 0; e < attrs_.experts; ++e)
+      for (i64 at = begin_of_[e]; at < begin_of_[e + 1]; at += kPanelRows) {
+        const i64 rows = std::min(kPanelRows, begin_of_[e + 1] - at);
+        work(e, at, rows, rows + kReading);
+      }
+  }
+
+  // A task computes consecutive steps of columns of consecutive groups, of as much cost as the others.
+  void panel_products() const {
+    const i64 width = simd::panels()->tile_columns, steps = ceil_div(attrs_.out, width);
+    i64 all = 0;
+    for_groups([&](i64, i64, i64, i64 cost) { all += cost * steps; });
+    const auto [begin, end] = ctx_.range(all);
+    i64 first = 0;
+    for_groups([&](i64 expert, i64 at, i64 rows, i64 cost) {
+      const i64 from = ceil_div(std::max(begin - first, i64{0}), cost);
+      const i64 to = std::min(ceil_div(std::max(end - first, i64{0}), cost), steps);
+      if (from < to) panel_product(expert, at, rows, from * width, std::min(to * width, attrs_.out));
+      first += cost * steps;
+    });
+  }
+
+  void panel_product(i64 expert, i64 at, i64 rows, i64 column, i64 end) const {
+    const simd::PanelTable& table = *simd::panels();
+    const PanelFormat format = *readable_panels(attrs_.block);
+    const std::byte* panels = ctx_.input<std::byte>(2) + expert * panels_bytes(format, attrs_.out, in_);
+    alignas(64) float results[kResults];
+    const i64 most = kResults / rows / table.tile_columns * table.tile_columns;
+    simd::Epilogue epilogue;
+    epilogue.out_j = 1;
+    if (attrs_.has_bias != 0) {
+      epilogue.bias = ctx_.input<float>(3) + expert * attrs_.out;
+      epilogue.bias_j = 1;
+    }
+    for (; column < end; column += most) {
+      const i64 columns = std::min(most, end - column);
+      epilogue.out_r = columns;
+      epilogue.out = results - column;  // indexed by the column
+      table.tiles(format, panels, quantized(at), rows, in_, attrs_.out, column, column + columns, epilogue);
+      for (i64 r = 0; r < rows; ++r)
+        std::copy_n(results + r * columns, columns, ctx_.output<float>() + pair_at_[at + r] * attrs_.out + column);
+    }
+  }
+
   i64 row_of(i64 pair) const { return one_row_per_token_ ? pair / per_token_ : pair; }
   const float* row(i64 pair) const { return ctx_.input<float>(0) + row_of(pair) * in_; }
 
@@ -162,15 +228,16 @@ class ExpertLinear {
   std::byte* rows_;
 };
 
-int two_phases(const KernelContext&) noexcept { return 2; }
+int phases(const KernelContext& ctx) noexcept { return ctx.attrs<ExpertLinearAttrs>().panels != 0 ? 3 : 2; }
 void run_here(const KernelContext& ctx) noexcept { run_expert_linear(ctx, simd::matmul()); }
 
 }  // namespace
 
 const Kernel kExpertLinear = {
-    "expert_linear", run_here, 0, two_phases, [](const KernelContext& ctx) {
+    "expert_linear", run_here, 0, phases, [](const KernelContext& ctx) {
       const auto attrs = ctx.attrs<ExpertLinearAttrs>();
       if (attrs.block < 0) return std::string(name(ctx.in(2).dtype)) + " weights of experts, " + isa_name();
+      if (attrs.panels != 0) return "experts: " + explain_blocks(attrs.block, true);
       return "weights of experts are not packed: " + std::string(block_type_name(attrs.block)) + ", ggml's rows";
     }};
 
@@ -180,6 +247,8 @@ void run_expert_linear(const KernelContext& ctx, const simd::MatmulTable& table)
 
 std::int64_t expert_linear_scratch_bytes(const ExpertLinearAttrs& attrs, const TensorDesc& rows,
                                          const TensorDesc& experts, int threads) {
+  if (attrs.panels != 0)
+    return order_bytes(attrs.experts, experts.numel()) + quantized_rows_bytes(experts.numel(), attrs.in);
   const i64 kept =
       attrs.block >= 0 ? rows.shape[0] * rows.shape[1] * quantized_row_bytes(attrs) : threads * kRows * attrs.in * 4;
   return order_bytes(attrs.experts, experts.numel()) + kept;

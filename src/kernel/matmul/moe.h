@@ -14,12 +14,13 @@ struct ExpertLinearAttrs {
   std::int64_t experts = 0, out = 0, in = 0;  // sizes of the weight
   BlockType block = -1;                       // the weight's block type; -1: plain elements
   std::int16_t has_bias = 0;
+  std::int16_t panels = 0;  // 1: the matrices are packed in panels, one behind the other; out is a multiple of 16
 };
 // Inputs: rows [N, K, in] or [N, 1, in] f32, experts [N, K] i64 or i32, weight [experts, out, in] f32, f16 or bf16, or
 // its bytes (u8) when it is stored in ggml's blocks, and, when has_bias, bias [experts, out] f32; output [N, K, out]
 // f32. All contiguous, in and K at least 1. A row of [N, 1, in] serves all K experts. With blocks, rows are first
-// quantized to the type that ggml multiplies the weight's with. Fails the run on an expert outside [0, experts),
-// without reading there.
+// quantized to the type that ggml multiplies the weight's with, with panels to that of kBlockMatmul. Fails the run on
+// an expert outside [0, experts), without reading there.
 extern const Kernel kExpertLinear;
 
 // Scratch bytes when up to `threads` threads run it.

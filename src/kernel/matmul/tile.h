@@ -116,18 +116,19 @@ GRAFT_LOCAL void pack(const MatrixView& v, i64 depth, i64 columns, i64 panel, i6
 
 // --- tiles ---
 
-// The sums of R rows of NV vectors. Small tiles sum several steps of k independently, to hide the latency of the fma.
-// The sums stay in registers only where every loop over them is unrolled.
-template <int R, int NV>
+// Steps of k that small tiles sum independently, to hide the latency of the fma.
+constexpr int independent_steps(int r, int nv) { return r * nv <= 2 ? 4 : r * nv <= 6 ? 2 : 1; }
+
+// The sums of R rows of NV vectors. They stay in registers only where every loop over them is unrolled.
+template <int R, int NV, int kSteps = independent_steps(R, NV)>
 struct TileSums {
-  static constexpr int kSteps = R * NV <= 2 ? 4 : R * NV <= 6 ? 2 : 1;
   vf c[kSteps][R][NV];
 };
 
-template <int R, int NV>
-GRAFT_VEC void clear(TileSums<R, NV>& sums) {
+template <int R, int NV, int kSteps>
+GRAFT_VEC void clear(TileSums<R, NV, kSteps>& sums) {
 #pragma GCC unroll 4
-  for (int x = 0; x < sums.kSteps; ++x) {
+  for (int x = 0; x < kSteps; ++x) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
@@ -136,11 +137,11 @@ GRAFT_VEC void clear(TileSums<R, NV>& sums) {
   }
 }
 
-template <int R, int NV>
-GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
+template <int R, int NV, int kSteps>
+GRAFT_VEC vf total(const TileSums<R, NV, kSteps>& sums, int r, int n) {
   vf sum = sums.c[0][r][n];
 #pragma GCC unroll 4
-  for (int x = 1; x < sums.kSteps; ++x) sum += sums.c[x][r][n];
+  for (int x = 1; x < kSteps; ++x) sum += sums.c[x][r][n];
   return sum;
 }
 
@@ -150,10 +151,9 @@ struct RowsAhead {
 };
 
 // sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Advances v to the end.
-template <int R, int NV>
-GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_row, i64 depth, TileSums<R, NV>& sums,
-                            RowsAhead ahead = {}) {
-  constexpr int kSteps = TileSums<R, NV>::kSteps;
+template <int R, int NV, int kSteps>
+GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_row, i64 depth,
+                            TileSums<R, NV, kSteps>& sums, RowsAhead ahead = {}) {
   // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
   const float* group[(R + 2) / 3];
   group[0] = s;
@@ -193,10 +193,10 @@ GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_ro
 }
 
 // acc[r][0 .. NV vectors) (+)= S[r, k] * V[k, ...] over `depth` steps of k; acc rows are kPanel apart.
-template <int R, int NV>
+template <int R, int NV, int kSteps = independent_steps(R, NV)>
 void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float* acc, bool accumulate,
           RowsAhead ahead) {
-  TileSums<R, NV> sums;
+  TileSums<R, NV, kSteps> sums;
   clear(sums);
   add_products(s, s_row, v, v_row, depth, sums, ahead);
   // A block is summed on its own first, so that the rounding error does not grow with the sums before it.

@@ -43,7 +43,10 @@ std::vector<Tensor> expert_linear_lower(const Call& call, std::span<const Shape>
   if (out.numel() == 0) return {out};
   const Tensor& weight = call.tensor("weight");
   ExpertLinearAttrs attrs{weight.size(0), weight.size(1), weight.size(2), -1, 0};
-  if (weight.stored && !weight.stored->is_plain()) attrs.block = weight.stored->block;
+  if (weight.stored && !weight.stored->is_plain()) {
+    attrs.block = weight.stored->block;
+    attrs.panels = weight.stored->kind == Stored::Kind::panels ? 1 : 0;
+  }
   std::vector<Tensor> inputs = {lowering.contiguous(call.tensor("input")), lowering.contiguous(call.tensor("experts")),
                                 attrs.block >= 0 ? lowering.bytes_of(weight) : lowering.contiguous(as_stored(weight))};
   if (call.has("bias")) {
