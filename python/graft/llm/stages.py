@@ -8,8 +8,8 @@ The cut is found in the graph. A value is one of three kinds:
     carried     all others: where they are used behind a cut, they cross it
 
 Between two layers with a cache there is a place where the carried values are narrowest, in bytes per token. Cuts may be made
-wherever no more crosses than at the widest of these, and are made where the largest stage reads the fewest bytes of
-weights for a token. A stage has the states of the layers that it runs.
+wherever no more crosses than at the widest of these, and are made where the largest stage reads the fewest bytes in a
+step: its weights, and keys and values of a few texts. A stage has the states of the layers that it runs.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ STAGE = "graft.stage.json"
 # decide as the whole model would, or its results have other bits.
 OTHER_STAGES = "graft.other_stages.json"
 
-_CACHED = (torch.ops.graft.attention.default, *recurrence.CACHED)  # nodes with a state of a layer
+_ATTENTION = torch.ops.graft.attention.default
+_CACHED = (_ATTENTION, *recurrence.CACHED)  # nodes with a state of a layer
 _LINEAR = torch.ops.aten.linear.default
 _LOOKUP = torch.ops.aten.embedding.default  # reads some rows of its weight
+# Texts of a step, and tokens that each has, for which stages are balanced: half of the server's rows, early in a talk.
+_TEXTS, _TOKENS = 4, 256
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class _Graph:
                 carried.add(node)
                 self.carried.append(node)
                 read = 0 if node.target is _LOOKUP else sum(weight_bytes.get(name, 0) for name in weights[node])
-                self.cost.append(read)
+                self.cost.append(read + _cached_bytes(node))
         self.number = {node: i for i, node in enumerate(self.carried)}
         self.last = [
             max((self.number.get(user, len(self.carried)) for user in node.users), default=i)
@@ -222,6 +225,16 @@ class _Graph:
             constants=self.program.constants,
             verifiers=[self.program.verifier],
         )
+
+
+def _cached_bytes(node: Node) -> int:
+    """What attention reads in a step: keys [B, Hkv, T, D] and values of the tokens that its texts have, of each as many as
+    _TOKENS and as the layer sees."""
+    if node.target is not _ATTENTION:
+        return 0
+    seen = min(_TOKENS, node.kwargs.get("window") or _TOKENS, node.kwargs.get("chunk") or _TOKENS)
+    values = [one.meta["val"] for one in node.args[1:3]]
+    return _TEXTS * seen * sum(int(value.shape[1]) * int(value.shape[3]) * value.dtype.itemsize for value in values)
 
 
 def _symbols(node: Node) -> set[Any]:

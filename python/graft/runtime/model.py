@@ -358,7 +358,7 @@ class Model:
         self._session = session
         self._copies = Copies(strict_zero_copy)
         #: LoRA adapters by name; see `graft.load_adapter`.
-        self.adapters = adapters or Adapters(program)
+        self.adapters: Adapters = adapters or Adapters(program)
         self.methods: dict[str, Method] = {
             name: Method(session, program.method(name), self._copies, self.adapters)
             for name in program.method_names()

@@ -184,6 +184,14 @@ def test_the_cut_is_balanced_by_what_a_step_reads():
     assert max(costs) < 1.1 * sum(costs) / 2
 
 
+def test_keys_and_values_count_where_layers_are_small():
+    """By weights of 96 KB in a layer the first stage would have five attentions; each reads 131 KB of keys and values."""
+    config = llm_models.BY_NAME["llama"].config()
+    config.num_hidden_layers, config.vocab_size = 8, 500  # a head of one layer's weight
+    program, weights = lowered(llm_models.SmallModel("llama", lambda: config).make())
+    assert [len(attentions(part.program)) for part in cutting.split(program, 2, weights)] == [4, 4]
+
+
 @pytest.mark.parametrize(
     ("count", "options", "text"),
     [
