@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 BENCH = Path(__file__).resolve().parent
+# Names of cases separated by commas: workloads that have some of them have only these. Workers see what the bench was told.
+CASES = "GRAFT_BENCH_CASES"
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,14 @@ class Workload:
     def case(self, name: str) -> dict[str, Any]:
         return next(case for case in self.cases if case["name"] == name)
 
+    def limited_to(self, names: list[str]) -> Workload:
+        """With only these cases, and those that they are compared with, where it has some of them."""
+        names = [*names, *(case["without"] for case in self.cases if case["name"] in names and "without" in case)]
+        cases = tuple(case for case in self.cases if case["name"] in names)
+        goals = tuple(goal for goal in self.goals if goal["case"] in names)
+        readme = {case: text for case, text in self.readme.items() if case in names}
+        return replace(self, cases=cases, goals=goals, readme=readme) if cases else self
+
     def measured(self) -> dict[str, Any]:
         """What a sample depends on: samples taken under another definition are not comparable."""
         fields = asdict(self)
@@ -48,6 +59,7 @@ def usual(workloads: dict[str, Workload]) -> list[str]:
 
 def load(path: Path = BENCH / "workloads.toml") -> dict[str, Workload]:
     entries = tomllib.loads(path.read_text())["workload"]
+    chosen = [name for name in os.environ.get(CASES, "").split(",") if name]
     workloads = {}
     for entry in entries:
         lists = {key: tuple(entry[key]) for key in ("peers", "cases", "goals") if key in entry}
@@ -62,5 +74,7 @@ def load(path: Path = BENCH / "workloads.toml") -> dict[str, Workload]:
                 raise ValueError(f"{path.name}: {workload.name}: {case['name']} has a load, expected the case without it")
         if workload.name in workloads:
             raise ValueError(f"{path.name}: two workloads are named {workload.name}")
-        workloads[workload.name] = workload
+        workloads[workload.name] = workload.limited_to(chosen)
+    if unknown := set(chosen) - {case for workload in workloads.values() for case in workload.case_names}:
+        raise ValueError(f"{CASES}: no workload has the case {min(unknown)!r}")
     return workloads

@@ -50,6 +50,8 @@ class Server:
         self.process = subprocess.Popen(
             [*launcher, binary(), "serve", "--port", "0", *map(str, args)], stderr=subprocess.PIPE, text=True
         )
+        paths = [Path(str(arg).rpartition("=")[2]) for arg in args]
+        self.folders = {str(path.parent).encode() for path in paths if path.is_absolute() and len(path.parts) > 3}
         self.lines: list[dict] = []
         first = json.loads(self.process.stderr.readline())
         assert first["event"] == "listening", first
@@ -83,7 +85,11 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.request(method, path, body, headers or {})
         answer = connection.getresponse()
-        return answer, answer.read()
+        data = answer.read()
+        everything = str(answer.headers).encode() + data
+        unknown = [folder for folder in self.folders if folder not in (body or b"")]  # to the caller
+        assert not any(folder in everything for folder in unknown), "an answer has a path of this machine"
+        return answer, data
 
     def get(self, path: str, headers: dict | None = None) -> tuple[int, dict]:
         answer, body = self.request("GET", path, headers=headers)

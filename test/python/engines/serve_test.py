@@ -272,7 +272,7 @@ def test_no_request_is_lost_while_replicas_are_replaced(client, stories):
 def test_replicas_come_with_the_load_and_go_after_it(client, stories):
     quickly = {"upscale_delay_s": 1, "downscale_delay_s": 3, "metrics_interval_s": 0.5, "look_back_period_s": 2}
     client.run([stories], rows=1, replicas=(1, 3), autoscaling=quickly)
-    assert len(processes()) == 1
+    wait_for(lambda: len(processes()) == 1, "those of the application before do not go")
     with Load(client, clients=8, max_tokens=200) as load:
         wait_for(lambda: len(processes()) == 3, "no replica comes")
         load.more(20)
