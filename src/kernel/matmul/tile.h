@@ -116,8 +116,10 @@ GRAFT_LOCAL void pack(const MatrixView& v, i64 depth, i64 columns, i64 panel, i6
 
 // --- tiles ---
 
-// Steps of k that small tiles sum independently, to hide the latency of the fma.
-constexpr int independent_steps(int r, int nv) { return r * nv <= 2 ? 4 : r * nv <= 6 ? 2 : 1; }
+// Steps of k that tiles of one to three rows sum independently, to hide the latency of the fma. Larger ones do not, not
+// even those of one vector: a row's bits are the same in each of them, and so whatever rows a product of nine or more
+// rows is divided into.
+constexpr int independent_steps(int r, int nv) { return r > 3 ? 1 : r * nv <= 2 ? 4 : 2; }
 
 // The sums of R rows of NV vectors. They stay in registers only where every loop over them is unrolled.
 template <int R, int NV, int kSteps = independent_steps(R, NV)>

@@ -53,6 +53,33 @@ def test_rows_that_are_open(tmp_path, threads, width, hidden, outputs):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def check_bits_of_rows() -> int:
+    """Rows of products of 9 to 200 rows beside those of the largest one, for sizes that leave narrow panels."""
+    compared = 0
+    for outputs in (1, 12, 16, 17, 33, 172):
+        torch.manual_seed(outputs)
+        linear, rows = nn.Linear(64, outputs), torch.export.Dim("rows", min=4, max=200)
+        with tempfile.TemporaryDirectory() as folder:
+            model = graft.load(exported(linear, (torch.randn(16, 64),), Path(folder), dynamic_shapes=({0: rows},)), threads=1)
+            x = torch.randn(200, 64)
+            whole = model(x)
+            for count in range(9, 200):
+                assert torch.equal(model(x[:count]), whole[:count]), (outputs, count)
+                compared += 1
+    return compared
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_a_row_has_the_same_bits_in_every_product(isa):
+    flags = {"baseline": "", "avx2": "avx2", "avx512": "avx512f"}[isa]
+    if flags not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this CPU has no {isa}")
+    code = f"import sys; sys.path[:] = {sys.path!r}; from packed_linear_test import *; print(check_bits_of_rows())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "GRAFT_ISA": isa})
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == 6 * 191
+
+
 def test_what_is_launched(tmp_path):
     layers, x = Layers(), torch.randn(1, 60, 40)
     model = graft.load(exported(layers, (x,), tmp_path))
