@@ -24,11 +24,12 @@ GRAFT_API std::uint64_t stored_byte_count(std::string_view type, const Shape& sh
 // stored_byte_count() bytes. Throws InvalidArgument, also for values that are infinite or NaN.
 GRAFT_API void quantize(const TensorView& tensor, std::string_view type, std::span<std::byte> out, int threads = 1);
 
-// Packages can store matrices in block formats packed for graft's kernels, so that loading has nothing left to do. The
-// bytes of such a matrix; 0 where the type or the shape has no packed layout.
+// Packages can store matrices in block formats packed for graft's kernels, so that loading has nothing left to do, and
+// stacks [n, rows, columns] of matrices. The bytes of such a one; 0 where the type or the shape has no packed layout.
 GRAFT_API std::uint64_t packed_byte_count(std::string_view type, const Shape& shape);
 
-// Packs the blocks of a matrix. `out` has packed_byte_count() bytes. Throws InvalidArgument for other counts.
+// Packs the blocks of a matrix or a stack. `out` has packed_byte_count() bytes. Throws InvalidArgument for other
+// counts.
 GRAFT_API void pack_blocks(std::span<const std::byte> blocks, std::string_view type, const Shape& shape,
                            std::span<std::byte> out);
 

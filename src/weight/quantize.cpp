@@ -134,7 +134,8 @@ void pack_blocks(std::span<const std::byte> blocks, std::string_view type, const
   GRAFT_CHECK(InvalidArgument, packed > 0 && blocks.size() == bytes && out.size() == packed, shape.str(), " in ", type,
               " takes ", bytes, " bytes and packed ", packed, ", got ", blocks.size(), " and an output of ",
               out.size());
-  pack_panels(*panel_format_of(*find_block_type(type)), blocks.data(), shape[0], shape[1], out.data(), 1);
+  const std::int64_t depth = shape[shape.rank() - 1];
+  pack_panels(*panel_format_of(*find_block_type(type)), blocks.data(), shape.numel() / depth, depth, out.data(), 1);
 } catch (...) {
   rethrow_typed();
 }

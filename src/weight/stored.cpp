@@ -54,7 +54,10 @@ std::string refuse_blocks(BlockType type, const Shape& shape) {
 
 std::string refuse_panels(BlockType type, const Shape& shape) {
   if (!panel_format_of(type)) return graft::str("there is no layout of panels for ", block_type_name(type));
-  if (shape.rank() != 2) return graft::str("only matrices are packed in panels, found ", shape.str());
+  const bool stack = shape.rank() == 3 && shape[1] % kPanelColumns == 0;
+  if (shape.rank() != 2 && !stack)
+    return graft::str("only matrices, and stacks of those with whole panels, are packed in panels, found ",
+                      shape.str());
   return refuse_blocks(type, shape);
 }
 

@@ -40,7 +40,7 @@ struct Stored {
 // Refusal of a tensor that cannot be stored in such blocks: "rows of 100 elements do not divide into blocks of 32";
 // empty if it can.
 std::string refuse_blocks(BlockType type, const Shape& shape);
-// The same for panels, which support only matrices of some formats.
+// The same for panels, which support only matrices of some formats, and stacks of those with whole panels.
 std::string refuse_panels(BlockType type, const Shape& shape);
 // Bytes of a tensor stored like this. Throws InvalidArgument if they exceed 64 bits.
 std::uint64_t stored_bytes(const Stored& stored, const Shape& shape);

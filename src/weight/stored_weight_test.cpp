@@ -40,8 +40,10 @@ TEST(VerifyWeights, RowsDivideIntoBlocks) {
 }
 
 TEST(VerifyWeights, OnlyMatricesOfSomeFormatsAreInPanels) {
-  EXPECT_EQ(error_of(with_weight(ir::Storage::panels, "q8_0", Shape{2, 16, 32}, 0)),
-            "weight 'w' cannot be stored as q8_0: only matrices are packed in panels, found [2, 16, 32]");
+  // A panel would hold columns of two matrices.
+  EXPECT_EQ(error_of(with_weight(ir::Storage::panels, "q8_0", Shape{2, 24, 32}, 0)),
+            "weight 'w' cannot be stored as q8_0: only matrices, and stacks of those with whole panels, are packed in "
+            "panels, found [2, 24, 32]");
   EXPECT_EQ(error_of(with_weight(ir::Storage::panels, "q4_1", Shape{16, 256}, 0)),
             "weight 'w' cannot be stored as q4_1: there is no layout of panels for q4_1");
 }
@@ -49,8 +51,9 @@ TEST(VerifyWeights, OnlyMatricesOfSomeFormatsAreInPanels) {
 TEST(VerifyWeights, BytesAreThoseOfTheStorage) {
   for (const PanelLayout& layout : kPanelLayouts) {
     const auto type = static_cast<BlockType>(layout.type);
-    const Shape shape{17, 3 * layout.elements};
-    for (const bool panels : {false, true}) {
+    for (const auto& [shape, panels] :
+         {std::pair(Shape{17, 3 * layout.elements}, false), std::pair(Shape{17, 3 * layout.elements}, true),
+          std::pair(Shape{3, 32, 2 * layout.elements}, true)}) {
       const ir::Storage storage = panels ? ir::Storage::panels : ir::Storage::ggml_block;
       const std::uint64_t bytes =
           stored_bytes({panels ? Stored::Kind::panels : Stored::Kind::blocks, DType::f32, type}, shape);

@@ -136,7 +136,8 @@ std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& 
   const std::size_t bytes = stored_bytes(*found.stored, weight.shape);
   return made(shared_->copies, "blocks", weight, found, bytes, [&] {
     AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
-    unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape[0], weight.shape[1],
+    const std::int64_t depth = weight.shape[weight.shape.rank() - 1];
+    unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape.numel() / depth, depth,
                   memory.data(), threads_);
     if (found.file) found.file->release(found.bytes);
     ++stats_.copied_count;

@@ -505,6 +505,15 @@ def test_experts_in_blocks(tmp_path, wide_experts):
     experts = sum(t.numel() for name, t in model.named_parameters() if "experts" in name)
     rest = sum(4 * t.numel() for name, t in model.named_parameters() if "experts" not in name)
     assert package.stats()["weight_bytes"] < 1.01 * (experts * 34 / 32 + rest)
+    # Packed in the package they are read where they are mapped, and have the same bits.
+    packed = graft.export_llm(model, tmp_path / "packed.pte", quantize={"*experts*": "q8_0"}, pack=True)
+    for options in (graft.LoadOptions(), graft.LoadOptions(fast_kernels=False)):
+        expected, again = (
+            Pair(model, graft.load(file, kv_length=64, options=options)).run(tokens(40)) for file in (path, packed)
+        )
+        assert torch.equal(again, expected)
+    stats = graft.load(packed, kv_length=64).stats()
+    assert stats["packed_bytes"] == 0 and (stats["copied_bytes"] == 0 or package.stats()["packed_bytes"] == 0)
 
 
 class Routed(torch.nn.Module):
