@@ -146,6 +146,8 @@ struct AudioInfo {
 struct StageInfo {
   std::int64_t stage = 0, stages = 1;  // which of how many
   std::string model;  // of which export: SHA-256 of its graphs and weights, the same for all its stages
+  // A prompt in chunks has the bits of one in a single run: no layer of any stage has a window or a recurrent state.
+  bool exact_chunks = false;
 };
 
 struct LanguageModelInfo {

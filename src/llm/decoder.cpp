@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <limits>
+#include <bit>
 #include <numeric>
 
 #include "base/check.h"
@@ -16,6 +16,9 @@ constexpr std::int64_t kMostPictures = 1 << 10;
 // Sizes of runs that buffers and graphs are kept for. A sequence takes four (a prefill chunk, the rest of a prompt, a
 // step, a step with drafts); BatchGenerator takes a few prompt widths, and one size of step per batch size.
 constexpr std::size_t kCalls = 32;
+// Tokens of a piece of a prompt that stages get one after the other; those of fewer have one of the narrower widths. So
+// many have the bits of a whole prompt: fewer queries have a kernel of their own (Decoder.RunsOfNineTokens...).
+constexpr std::int64_t kPiece = 64, kNarrowestPiece = 16, kFewestOfPiece = 9;
 
 // The most tokens up to `count` that a run may have without cutting off some that see each other; where there are none,
 // the fewest above.
@@ -49,6 +52,17 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, options.pictures >= 1 && options.pictures <= kMostPictures,
               "pictures must be from 1 to ", kMostPictures, ", got ", options.pictures);
   return options;
+}
+
+// The first piece of a prompt: what is left of it then is divided into whole pieces, or has enough tokens itself.
+std::int64_t first_piece(std::int64_t tokens) {
+  const std::int64_t rest = tokens % kPiece;
+  if (tokens <= kPiece || rest == 0) return std::min(tokens, kPiece);
+  return rest < kFewestOfPiece ? rest + kNarrowestPiece : rest;
+}
+
+std::int64_t piece_width(std::int64_t tokens) {
+  return std::max(kNarrowestPiece, static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(tokens))));
 }
 
 // Pictures that layers of the model attend to.
@@ -97,7 +111,13 @@ Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const D
 }
 
 void Decoder::Impl::connect() {
-  if (chain_) chain_->ready();
+  if (!chain_) return;
+  try {
+    chain_->ready();
+  } catch (...) {
+    if (!chain_->connected()) lose();
+    throw;
+  }
 }
 
 void Decoder::Impl::lose() noexcept {
@@ -324,6 +344,10 @@ void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t 
               " sequences: the cache has ", lengths_.size(), " rows");
   GRAFT_CHECK(InvalidArgument, keep >= 1 && keep <= width, "a run of ", width, " tokens cannot keep the logits of ",
               keep);
+  if (in_pieces(static_cast<std::size_t>(rows), width, keep)) {
+    for (std::int64_t piece = kNarrowestPiece; piece <= kPiece; piece *= 2) prepare(rows, piece, keep);
+    return;
+  }
   Call& call = call_for(rows, width, keep);
   if (chain_) {
     stage::Step step = step_of(call, first_sequences(static_cast<std::size_t>(rows)));
@@ -332,8 +356,8 @@ void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t 
       step.tensors = stage::descs_of(session.output_values(kMethod, call.inputs));
       session.plan(kMethod, call.inputs);
     }
+    connect();
     try {
-      connect();
       chain_->prepare(std::move(step));
     } catch (...) {
       if (!chain_->connected()) lose();
@@ -363,6 +387,36 @@ std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std
   for (const Tokens row : rows)
     GRAFT_CHECK(InvalidArgument, std::ssize(row) <= width, "a run of ", width, " tokens per row got one of ",
                 row.size());
+  connect();
+  if (in_pieces(rows.size(), width, keep)) return run_pieces(sequences[0], rows[0], run_options);
+  return run_once(sequences, rows, width, keep, run_options);
+}
+
+bool Decoder::Impl::in_pieces(std::size_t rows, std::int64_t width, std::int64_t keep) const {
+  return chain_ && model->info().stage->exact_chunks && rows == 1 && keep == 1 && width > kPiece;
+}
+
+std::span<float> Decoder::Impl::run_pieces(std::int64_t sequence, Tokens tokens, const RunOptions& run_options) {
+  std::int64_t& length = lengths_[static_cast<std::size_t>(sequence)];
+  const std::int64_t before = length;
+  try {
+    while (true) {
+      const std::int64_t count = first_piece(std::ssize(tokens));
+      const Tokens piece = tokens.first(static_cast<std::size_t>(count));
+      tokens = tokens.subspan(piece.size());
+      const auto logits =
+          run_once({&sequence, 1}, {&piece, 1}, piece_width(count), 1, run_options, /*wait=*/tokens.empty());
+      if (tokens.empty()) return logits;
+    }
+  } catch (...) {
+    if (chain_->connected()) length = before;
+    throw;
+  }
+}
+
+std::span<float> Decoder::Impl::run_once(std::span<const std::int64_t> sequences, std::span<const Tokens> rows,
+                                         std::int64_t width, std::int64_t keep, const RunOptions& run_options,
+                                         bool wait) {
   const bool with_images = see_images(sequences, rows, run_options);
   Call& call = call_for(std::ssize(rows), width, keep, with_images);
   std::ranges::fill(call.positions, 0);  // of padding
@@ -384,7 +438,7 @@ std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std
   with_rows.kv_rows = sequences;
   std::span<float> logits;
   if (chain_) {
-    logits = run_stages(call, sequences, with_rows);
+    logits = run_stages(call, sequences, with_rows, wait);
   } else {
     call.outputs[0].tensor.data = logits_.data();
     try {
@@ -404,9 +458,8 @@ stage::Step Decoder::Impl::step_of(const Call& call, std::span<const std::int64_
 }
 
 std::span<float> Decoder::Impl::run_stages(Call& call, std::span<const std::int64_t> sequences,
-                                           const RunOptions& run_options) {
+                                           const RunOptions& run_options, bool wait) {
   try {
-    connect();
     stage::Step step = step_of(call, sequences);
     std::uint64_t bytes = 0;
     {
@@ -414,7 +467,9 @@ std::span<float> Decoder::Impl::run_stages(Call& call, std::span<const std::int6
       const auto place = [&](std::span<Value> outputs) { bytes = stage::place_outgoing(outputs, chain_->next()); };
       step.tensors = stage::descs_of(session.run_into(kMethod, call.inputs, place, run_options));
     }
-    const stage::Chain::Output out = chain_->run(std::move(step), bytes, run_options);
+    chain_->submit(step, bytes, run_options);
+    if (!wait) return {};
+    const stage::Chain::Output out = chain_->finish(run_options);
     for (std::size_t i = 0; i < sequences.size(); ++i)
       shortest_[static_cast<std::size_t>(sequences[i])] = out.shortest[i];
     const Shape& shape = out.logits.tensor.shape;

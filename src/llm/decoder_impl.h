@@ -68,7 +68,15 @@ class Decoder::Impl {
   };
   void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& run_options);
   stage::Step step_of(const Call& call, std::span<const std::int64_t> sequences) const;
-  std::span<float> run_stages(Call& call, std::span<const std::int64_t> sequences, const RunOptions& run_options);
+  // Places the tokens of a run that was checked, and makes it. Where there are stages behind the first and `wait` is
+  // false, they are not waited for, and there are no logits.
+  std::span<float> run_once(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
+                            std::int64_t keep, const RunOptions& run_options, bool wait = true);
+  std::span<float> run_stages(Call& call, std::span<const std::int64_t> sequences, const RunOptions& run_options,
+                              bool wait);
+  // Whether stages get such a run in pieces, so that one is at a piece while the next one is at that before it.
+  bool in_pieces(std::size_t rows, std::int64_t width, std::int64_t keep) const;
+  std::span<float> run_pieces(std::int64_t sequence, Tokens tokens, const RunOptions& run_options);
   // After a stage or a device was lost: all sequences are empty.
   void lose() noexcept;
   Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep, bool with_images = false);

@@ -46,14 +46,14 @@ void Chain::ready() {
   connect(0);
   guarded([&] {
     for (Connection& connection : connections_) {
-      if (!std::exchange(connection.owes, false)) continue;
+      if (!connection.at_work) continue;
       try {
         answer(connection, {});
       } catch (const Unavailable&) {
         throw;
       } catch (const Refused&) {
         throw;
-      } catch (const Error&) {  // of the run that was cancelled
+      } catch (const Error&) {  // of a step that nobody waits for
       }
     }
   });
@@ -102,7 +102,6 @@ Channel::Message Chain::answer(Connection& connection, const RunOptions& options
       connection.channel->socket().await_bytes({std::min({most, silent, deadline}), options.cancel});
     } catch (const Cancelled&) {
       if ((options.cancel && options.cancel->cancelled()) || Clock::now() >= deadline) {
-        connection.owes = true;
         throw;
       }
       GRAFT_CHECK(Unavailable, silent >= most, connection.where, " has said nothing for ", kSilentSeconds, " seconds");
@@ -116,55 +115,73 @@ Channel::Message Chain::answer(Connection& connection, const RunOptions& options
       throw Unavailable(str(connection.where, ": ", error.what()));
     }
   } while (message.kind == Kind::working);
+  connection.at_work = false;
   if (message.kind == Kind::failed) throw_failure(message.meta, connection.where);
   GRAFT_CHECK(Refused, message.kind == Kind::done, connection.where, ": an answer of another kind was expected");
   return message;
 }
 
-Channel::Message Chain::exchange(Connection& connection, Kind kind, const Step& step, std::uint64_t payload,
-                                 const RunOptions& options) {
-  const std::vector<std::int64_t> numbers = step.numbers();
+void Chain::send(Connection& connection, Kind kind, std::vector<std::int64_t> numbers, std::uint64_t payload) const {
+  connection.numbers = std::move(numbers);
   try {
-    connection.channel->send(kind, std::as_bytes(std::span(numbers)), payload, Wait::seconds(options_.run_seconds));
+    connection.channel->send(kind, std::as_bytes(std::span(connection.numbers)), payload,
+                             Wait::seconds(options_.run_seconds));
   } catch (const Error& error) {
     throw Unavailable(str(connection.where, ": ", error.what()));
   }
-  return answer(connection, options);
+  connection.at_work = true;
 }
 
 Channel& Chain::next() { return *connections_.front().channel; }
 
 void Chain::prepare(Step step) {
   guarded([&] {
-    for (Connection& connection : connections_)
-      step.tensors = Result::of(exchange(connection, Kind::prepare, step, 0, {}).meta).tensors;
+    for (Connection& connection : connections_) {
+      send(connection, Kind::prepare, step.numbers(), 0);
+      step.tensors = Result::of(answer(connection, {}).meta).tensors;
+    }
   });
 }
 
-Chain::Output Chain::run(Step step, std::uint64_t payload, const RunOptions& options) {
+void Chain::pass_on(std::size_t index, const RunOptions& options) {
+  Connection& connection = connections_[index];
+  if (!connection.at_work) return;
+  const Channel::Message message = answer(connection, options);
+  Result result = Result::of(message.meta);
+  std::vector<std::int64_t>& shortest = connection.shortest;
+  const std::vector<Value> tensors = in_payload(result.tensors, message.payload);
+  GRAFT_CHECK(Refused, result.shortest.size() == shortest.size(), connection.where, ": numbers of ", shortest.size(),
+              " sequences were expected, found ", result.shortest.size());
+  std::ranges::transform(shortest, result.shortest, shortest.begin(),
+                         [](std::int64_t a, std::int64_t b) { return std::max(a, b); });
+  if (index + 1 == connections_.size()) {
+    GRAFT_CHECK(Refused, tensors.size() == 1 && tensors[0].tensor.dtype == DType::f32, connection.where,
+                ": logits in f32 were expected");
+    output_ = {tensors[0], shortest};
+    return;
+  }
+  pass_on(index + 1, options);
+  Connection& next = connections_[index + 1];
+  if (!message.payload.empty())
+    std::memcpy(next.channel->outgoing(message.payload.size()).data(), message.payload.data(), message.payload.size());
+  next.shortest = shortest;
+  Step step = Step::of(std::as_bytes(std::span(connection.numbers)));
+  step.tensors = std::move(result.tensors);
+  send(next, Kind::run, step.numbers(), message.payload.size());
+}
+
+void Chain::submit(const Step& step, std::uint64_t payload, const RunOptions& options) {
+  guarded([&] {
+    pass_on(0, options);
+    connections_[0].shortest.assign(step.sequences.size(), 1);
+    send(connections_[0], Kind::run, step.numbers(), payload);
+  });
+}
+
+Chain::Output Chain::finish(const RunOptions& options) {
   return guarded([&] {
-    Output out;
-    for (std::size_t i = 0; i < connections_.size(); ++i) {
-      const Channel::Message message = exchange(connections_[i], Kind::run, step, payload, options);
-      Result result = Result::of(message.meta);
-      const std::vector<Value> tensors = in_payload(result.tensors, message.payload);
-      GRAFT_CHECK(Refused, result.shortest.size() == step.sequences.size(), connections_[i].where, ": numbers of ",
-                  step.sequences.size(), " sequences were expected, found ", result.shortest.size());
-      out.shortest.resize(result.shortest.size(), 1);
-      for (std::size_t s = 0; s < out.shortest.size(); ++s)
-        out.shortest[s] = std::max(out.shortest[s], result.shortest[s]);
-      step.tensors = std::move(result.tensors);
-      payload = message.payload.size();
-      if (i + 1 < connections_.size()) {
-        const auto room = connections_[i + 1].channel->outgoing(payload);
-        if (payload > 0) std::memcpy(room.data(), message.payload.data(), payload);
-      } else {
-        GRAFT_CHECK(Refused, tensors.size() == 1 && tensors[0].tensor.dtype == DType::f32, connections_[i].where,
-                    ": logits in f32 were expected");
-        out.logits = tensors[0];
-      }
-    }
-    return out;
+    for (std::size_t i = 0; i < connections_.size(); ++i) pass_on(i, options);
+    return output_;
   });
 }
 

@@ -12,7 +12,9 @@
 namespace graft::stage {
 namespace {
 
-constexpr std::uint64_t kHalf = kProven.payload;  // of the shared memory: pages that nobody touches take none
+constexpr std::uint64_t kRoom = kProven.payload;     // of the shared memory: pages that nobody touches take none
+constexpr std::size_t kRooms = 2;                    // of a side, for its payloads in turn
+constexpr std::uint64_t kBoth = 2 * kRooms * kRoom;  // sides
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 template <typename Number>
@@ -54,7 +56,7 @@ Header Header::read(std::span<const std::byte, kBytes> bytes, const Limits& limi
 }
 
 Channel::~Channel() {
-  if (shared_) ::munmap(shared_, 2 * kHalf);
+  if (shared_) ::munmap(shared_, kBoth);
 }
 
 // More than asked for, so that sizes that alternate take no new memory.
@@ -64,9 +66,9 @@ std::span<std::byte> Channel::room(AlignedMemory& memory, std::uint64_t bytes) {
 }
 
 std::span<std::byte> Channel::outgoing(std::uint64_t bytes) {
-  GRAFT_CHECK(InvalidArgument, bytes <= kHalf, "a message to a stage has at most ", kHalf, " bytes, got ", bytes,
+  GRAFT_CHECK(InvalidArgument, bytes <= kRoom, "a message to a stage has at most ", kRoom, " bytes, got ", bytes,
               ": smaller chunks of a prompt or fewer rows have fewer");
-  if (shared_) return {shared_out_, bytes};
+  if (shared_) return {shared_out_ + sent_ % kRooms * kRoom, bytes};
   return room(out_memory_, bytes);
 }
 
@@ -75,7 +77,9 @@ void Channel::send(Kind kind, std::span<const std::byte> meta, std::uint64_t pay
   Header{kind, static_cast<std::uint32_t>(meta.size()), payload}.write(std::span(head).first<Header::kBytes>());
   if (!meta.empty()) std::memcpy(head.data() + Header::kBytes, meta.data(), meta.size());
   socket_.write(head, wait);
-  if (payload > 0 && !shared_) socket_.write({out_memory_.data(), payload}, wait);
+  if (payload == 0) return;
+  if (!shared_) socket_.write({out_memory_.data(), payload}, wait);
+  ++sent_;
 }
 
 Channel::Message Channel::receive(const Limits& limits, const Wait& wait) {
@@ -84,32 +88,34 @@ Channel::Message Channel::receive(const Limits& limits, const Wait& wait) {
   const Header header = Header::read(head, limits);
   Message out{header.kind, std::vector<std::byte>(header.meta), {}};
   socket_.read(out.meta, wait);
+  if (header.payload == 0) return out;
   if (shared_) {
-    out.payload = {shared_in_, header.payload};
+    out.payload = {shared_in_ + received_ % kRooms * kRoom, header.payload};
   } else {
     out.payload = room(in_memory_, header.payload);
     socket_.read(out.payload, wait);
   }
+  ++received_;
   return out;
 }
 
 void Channel::map(const Descriptor& memory, bool first_half_is_own) {
   struct stat about {};
   // Sealed: memory that the other side could cut off would end this process.
-  const bool good = memory && ::fstat(memory.get(), &about) == 0 && about.st_size == static_cast<off_t>(2 * kHalf) &&
+  const bool good = memory && ::fstat(memory.get(), &about) == 0 && about.st_size == static_cast<off_t>(kBoth) &&
                     (::fcntl(memory.get(), F_GET_SEALS) & kSeals) == kSeals;
-  GRAFT_CHECK(Refused, good, "shared memory of ", 2 * kHalf, " bytes whose size is sealed was expected");
-  void* const at = ::mmap(nullptr, 2 * kHalf, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory.get(), 0);
+  GRAFT_CHECK(Refused, good, "shared memory of ", kBoth, " bytes whose size is sealed was expected");
+  void* const at = ::mmap(nullptr, kBoth, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memory.get(), 0);
   GRAFT_CHECK(SystemError, at != MAP_FAILED, "cannot map shared memory: ", std::strerror(errno));
   shared_ = static_cast<std::byte*>(at);
-  shared_out_ = shared_ + (first_half_is_own ? 0 : kHalf);
-  shared_in_ = shared_ + (first_half_is_own ? kHalf : 0);
+  shared_out_ = shared_ + (first_half_is_own ? 0 : kBoth / 2);
+  shared_in_ = shared_ + (first_half_is_own ? kBoth / 2 : 0);
 }
 
 void Channel::share(Kind kind, std::span<const std::byte> meta, const Wait& wait) {
   const Descriptor memory(::memfd_create("graft-stage", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   GRAFT_CHECK(SystemError,
-              memory && ::ftruncate(memory.get(), static_cast<off_t>(2 * kHalf)) == 0 &&
+              memory && ::ftruncate(memory.get(), static_cast<off_t>(kBoth)) == 0 &&
                   ::fcntl(memory.get(), F_ADD_SEALS, kSeals) == 0,
               "cannot make shared memory: ", std::strerror(errno));
   std::vector<std::byte> head(Header::kBytes + meta.size());

@@ -34,7 +34,7 @@ inline constexpr Limits kProven{std::uint32_t{1} << 26, std::uint64_t{1} << 30};
 struct Header {
   static constexpr std::size_t kBytes = 24;
   static constexpr std::uint32_t kMagic = 0x53545247;  // "GRTS"
-  static constexpr std::uint16_t kVersion = 2;
+  static constexpr std::uint16_t kVersion = 3;
 
   Kind kind = Kind::failed;
   std::uint32_t meta = 0;
@@ -52,8 +52,9 @@ class GRAFT_API Refused : public InvalidArgument {
 };
 
 // Messages of a header, numbers about the tensors (`meta`) and their bytes (`payload`). Those of a local connection lie
-// in memory that both processes map; only header and meta go through the socket. After share() or take_shared() the two
-// sides alternate: who has a message owns its memory until it sends the next one.
+// in memory that both processes map; only header and meta go through the socket. There each side has two rooms, for its
+// messages with a payload in turn: after share() or receive_shared() it may fill one while the other side still reads
+// the one before, and sends it once that was answered.
 class Channel {
  public:
   explicit Channel(Socket socket) : socket_(std::move(socket)) {}
@@ -86,6 +87,7 @@ class Channel {
   Socket socket_;
   AlignedMemory in_memory_, out_memory_;  // of a connection that is not local
   std::byte *shared_ = nullptr, *shared_in_ = nullptr, *shared_out_ = nullptr;
+  std::size_t sent_ = 0, received_ = 0;  // payloads
 };
 
 }  // namespace graft::stage

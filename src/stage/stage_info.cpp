@@ -14,6 +14,7 @@ StageInfo stage_info_of(const std::string& path, std::string_view text) {
     out.stage = json.at("stage").get<std::int64_t>();
     out.stages = json.at("stages").get<std::int64_t>();
     out.model = json.at("model").get<std::string>();
+    out.exact_chunks = json.value("exact_chunks", false);
   } catch (const Json::exception& error) {
     throw InvalidProgram(str("'", path, "': '", kStageKey, "' cannot be read: ", error.what()));
   }

@@ -232,11 +232,11 @@ def write_package(
         parts = cutting.split(program, stages, described)
         blobs = [blob_of(part.program, described, predicate, "step") for part in parts]
         used = [weights_of([part.program], placed) for part in parts]
-        model = _identity(blobs, used)
+        about_model = {"model": _identity(blobs, used), "exact_chunks": cutting.chunks_are_exact(program)}
         paths = [target.with_name(f"{target.stem}.stage{i}.pte") for i in range(stages)]
         for i, (part, blob, weights_of_part, path) in enumerate(zip(parts, blobs, used, paths)):
             bar, data = weight_data(weights_of_part, path, weights, progress, say)
-            marker = {"stage": i, "stages": stages, "model": model, "carried_bytes": part.carried}
+            marker = {"stage": i, "stages": stages, "carried_bytes": part.carried, **about_model}
             data.update(about if i == 0 else {})
             data[cutting.STAGE], data[cutting.OTHER_STAGES] = (json.dumps(one).encode() for one in (marker, part.others))
             say(f"writing {path}, {bar.total} bytes of weights")

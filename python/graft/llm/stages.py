@@ -69,6 +69,15 @@ def split(program: ExportedProgram, stages: int, weights: Mapping[str, StoredWei
     ]
 
 
+def chunks_are_exact(program: ExportedProgram) -> bool:
+    """Whether a prompt that is read in chunks has the bits of one that is read in one run: windows are in rings, whose keys lie
+    elsewhere then, and recurrent states are computed chunk by chunk."""
+    cached = [node for node in program.graph.nodes if node.target in _CACHED]
+    return all(
+        node.target is _ATTENTION and not node.kwargs.get("window") and not node.kwargs.get("chunk") for node in cached
+    )
+
+
 def _readers(program: ExportedProgram, weights: Mapping[str, StoredWeight]) -> tuple[Counter[str], set[str]]:
     """Of weights, by key: the bytes of those in f32 that linear layers alone read, and those that something else reads."""
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target in weights}
@@ -273,4 +282,4 @@ def _balanced(
     return min(ended)[2] if ended else None
 
 
-__all__ = ["OTHER_STAGES", "STAGE", "Stage", "split"]
+__all__ = ["OTHER_STAGES", "STAGE", "Stage", "chunks_are_exact", "split"]

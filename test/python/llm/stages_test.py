@@ -97,6 +97,10 @@ def check_bits(whole, first, count, folder, drafts=True, **more):
         cut = graft.BatchGenerator(first, rows=3, **OPTIONS, **connected)
         assert batch(cut, prompts, temperature=1, seed=5) == batch(alone, prompts, temperature=1, seed=5)
         assert cut.stats["reused_tokens"] == alone.stats["reused_tokens"]
+        # A prompt that is long enough to go through the stages in pieces, where those have the bits of one run.
+        long = dict(threads=1), dict(temperature=1, seed=5, max_new_tokens=8, ignore_eos=True)
+        cut, alone = graft.TextGenerator(first, **long[0], **connected), graft.TextGenerator(whole, **long[0])
+        assert cut.generate(IDS * 3, **long[1]).tokens == alone.generate(IDS * 3, **long[1]).tokens
         return alone.stats["reused_tokens"]
 
 
@@ -137,6 +141,22 @@ def test_stages_over_tcp(tmp_path, secret):
     whole = graft.export_llm(model, tmp_path / "model.pte")
     first = graft.export_llm(model, tmp_path / "cut.pte", stages=3, weights="package")
     assert check_bits(whole, first, 3, tmp_path, tcp=secret) > 0
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16"])
+def test_prompts_in_pieces_have_the_bits_of_the_whole(kv_type, stories, tmp_path):
+    """Of every length around that of a piece and its multiples. A context of 400 has the whole model read in runs of 400, 200,
+    100, 50, 25 and 13 tokens."""
+    whole, first = stories
+    args = "--threads", 1, "--kv-type", kv_type, "--context", 400
+    ids = [i % 500 + 3 for i in IDS * 4]
+    with workers(first, 2, tmp_path) as [worker], serving.Server(whole, "--rows", 1, *args) as alone:
+        with serving.Server(first, "--stages", worker.address, "--rows", 2, *args) as server:
+            for length in range(60, 270):
+                asked = dict(max_tokens=2, temperature=0, logprobs=3, ignore_eos=True)
+                # The last tokens come first: no row holds the beginning of the next prompt.
+                wanted = alone.complete(ids[:length][::-1], **asked)["choices"][0]["logprobs"]
+                assert server.complete(ids[:length][::-1], **asked)["choices"][0]["logprobs"] == wanted
 
 
 # --- the cut ----------------------------------------------------------------------------------------------------------
@@ -223,7 +243,7 @@ def stories(tmp_path_factory):
     return whole, graft.export_llm(folder / "stories", folder / "cut.pte", stages=2)
 
 
-def header(kind, meta, payload=0, magic=b"GRTS", version=2):
+def header(kind, meta, payload=0, magic=b"GRTS", version=3):
     return magic + struct.pack("<HHIIQ", version, kind, meta, 0, payload)
 
 
@@ -289,7 +309,7 @@ def worker(stories, secret):
     [
         (b"GET / HTTP/1.1\r\nHost: stage\r\n\r\n", "no message of a stage"),
         (bytes(range(256)) * 40, "no message of a stage"),
-        (header(PROOF, 64, version=9) + bytes(64), "version 2 was expected, found 9"),
+        (header(PROOF, 64, version=9) + bytes(64), "version 3 was expected, found 9"),
         (header(77, 64) + bytes(64), "no message of kind 77"),
         (header(PROOF, 1 << 31), "at most 256 and 0 bytes"),
         (header(PROOF, 64, 1 << 40), "at most 256 and 0 bytes"),
