@@ -502,8 +502,10 @@ def test_a_stage_that_stops_is_lost(tcp, stories, secret, tmp_path):
         assert generator.generate("The dog", **settings).tokens == expected
 
 
-def test_a_cancelled_run_leaves_the_sequences(stories, tmp_path):
-    """Wherever it is cancelled: before its first stage has run, or while the second one owes an answer."""
+@pytest.mark.parametrize("cancelled", ["Once upon a time", "Once upon a time there was a dog. " * 25], ids=["steps", "pieces"])
+def test_a_cancelled_run_leaves_the_sequences(cancelled, stories, tmp_path):
+    """Wherever it is cancelled: before its first stage has run, or while the second one owes an answer, to a step or to pieces of
+    a prompt."""
     whole, first = stories
     settings = dict(max_new_tokens=40, ignore_eos=True)
     expected = graft.TextGenerator(whole, threads=1).generate("Lily had a dog", **settings).tokens
@@ -514,7 +516,7 @@ def test_a_cancelled_run_leaves_the_sequences(stories, tmp_path):
             cancel = graft.CancelToken()
             timer = threading.Timer(0.0011 * delay, cancel.cancel)
             timer.start()
-            reasons.add(generator.generate("Once upon a time", max_new_tokens=400, ignore_eos=True, cancel=cancel).reason)
+            reasons.add(generator.generate(cancelled, max_new_tokens=200, ignore_eos=True, cancel=cancel).reason)
             timer.join()
             assert generator.generate("Lily had a dog", **settings).tokens == expected
         assert "cancelled" in reasons
