@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 VARIANTS = 7
 BATCH_VARIANTS = 3  # each of several sequences
-LARGE_VARIANTS = 2  # of a large model
+LARGE_VARIANTS = 2  # of a large model, or where texts are long
+LONG = 1 << 13  # tokens of a text whose reference takes minutes
 
 
 def make(workload: Workload, folder: Path) -> None:
@@ -84,13 +85,17 @@ def _ends(workload: Workload) -> list[int]:
     return sorted(lengths | {case["prompt"] for case in workload.cases if "sequences" in case})
 
 
+def _is_long(workload: Workload) -> bool:
+    return _ends(workload)[-1] > LONG
+
+
 def _texts(workload: Workload) -> tuple[int, int]:
     """Variants, and sequences of each: the same for all cases of a workload."""
     sequences = {case.get("sequences", 0) for case in workload.cases}
     if len(sequences) != 1:
         raise ValueError(f"{workload.name}: cases of {sorted(sequences)} sequences")
     [count] = sequences
-    alone = LARGE_VARIANTS if workload.model in LARGE else VARIANTS
+    alone = LARGE_VARIANTS if workload.model in LARGE or _is_long(workload) else VARIANTS
     return (BATCH_VARIANTS, count) if count else (alone, 1)
 
 
@@ -102,7 +107,7 @@ def capacity(workload: Workload) -> tuple[int, int]:
 
 def write_references(workload: Workload, folder: Path) -> None:
     """The logits after every case's last token, eager PyTorch's in f32: `logits` on the weights as stored in the GGUF file,
-    `unrounded` on those that they were made from, but of a large model."""
+    `unrounded` on those that they were made from, but of a large model or a long text."""
     stamp = folder / "written.json"
     ends = _ends(workload)
     variants, sequences = _texts(workload)
@@ -115,13 +120,15 @@ def write_references(workload: Workload, folder: Path) -> None:
     if workload.model in LARGE:
         found = [{"logits": logits} for logits in large_models.logits(workload.model, workload.weights, texts, ends)]
     else:
-        found = _logits(workload, folder.parent / "model" / "hf", texts, ends)
+        found = _logits(workload, folder.parent / "model" / "hf", texts, ends, unrounded=not _is_long(workload))
     for variant, arrays in enumerate(found):
         np.savez(folder / f"{variant}.npz", **arrays)
     stamp.write_text(json.dumps(wanted))
 
 
-def _logits(workload: Workload, hf: Path, texts: list[np.ndarray], ends: list[int]) -> list[dict[str, np.ndarray]]:
+def _logits(
+    workload: Workload, hf: Path, texts: list[np.ndarray], ends: list[int], *, unrounded: bool
+) -> list[dict[str, np.ndarray]]:
     import gguf_writer
     import torch
     from transformers import AutoModelForCausalLM
@@ -133,11 +140,11 @@ def _logits(workload: Workload, hf: Path, texts: list[np.ndarray], ends: list[in
         return [model(input_ids=torch.from_numpy(text)[None], logits_to_keep=keep).logits[0].numpy() for text in texts]
 
     with torch.no_grad():
-        unrounded = computed()
+        exact = [{"unrounded": one} for one in computed()] if unrounded else [{} for _ in texts]
         for parameter in model.parameters():
             if parameter.dim() > 1 and parameter.shape[-1] % 32 == 0:  # no convolution's taps
                 parameter.copy_(gguf_writer.rounded(parameter, workload.weights))
-        return [{"logits": a, "unrounded": b} for a, b in zip(computed(), unrounded, strict=True)]
+        return [{"logits": one, **more} for one, more in zip(computed(), exact, strict=True)]
 
 
 def read_references(workload: Workload, folder: Path) -> dict[str, list[tuple[Text, np.ndarray]]]:

@@ -293,6 +293,15 @@ def test_chosen_cases(bench, monkeypatch):
         bench["workloads"].load()
 
 
+def test_long_texts_have_few_references(bench):
+    """Eager PyTorch takes minutes for each: as of a large model there are two texts, and none on unrounded weights."""
+    import language
+
+    workloads = bench["workloads"].load()
+    found = {name: language._texts(workloads[name]) for name in ("qwen3-0.6b-q8_0", "qwen3-0.6b-q8_0-long", "qwen3-4b-q8_0")}
+    assert found == {"qwen3-0.6b-q8_0": (7, 1), "qwen3-0.6b-q8_0-long": (2, 1), "qwen3-4b-q8_0": (2, 1)}
+
+
 def test_an_absent_peer_ends_with_a_reason_on_one_line(bench, tmp_path):
     log = tmp_path / "log"
     with pytest.raises(bench["run"].PeerFailed, match="nobody"):
