@@ -502,6 +502,27 @@ def test_a_stage_that_stops_is_lost(tcp, stories, secret, tmp_path):
         assert generator.generate("The dog", **settings).tokens == expected
 
 
+def test_a_stage_that_is_lost_while_it_owes_an_answer(stories, tmp_path):
+    """To a run that was cancelled: what the rows of the first stage hold is worth nothing then."""
+    whole, first = stories
+    settings = dict(max_new_tokens=40, ignore_eos=True)
+    expected = graft.TextGenerator(whole, threads=1).generate("Lily had a dog", **settings).tokens
+    with workers(first, 2, tmp_path) as [worker]:
+        generator = graft.TextGenerator(first, threads=1, stages=[worker.address])
+        assert generator.generate("Lily had a dog", **settings).tokens == expected
+        worker.process.send_signal(signal.SIGSTOP)
+        cancel = graft.CancelToken()
+        timer = threading.Timer(0.3, cancel.cancel)
+        timer.start()
+        assert generator.generate("Lily had a dog", cancel=cancel, **settings).reason == "cancelled"
+        timer.join()
+        worker.kill()
+        worker.start()
+        with pytest.raises(graft.Unavailable, match="stage 1 of 2 at"):
+            generator.generate("Lily had a dog", **settings)
+        assert generator.generate("Lily had a dog", **settings).tokens == expected
+
+
 @pytest.mark.parametrize("cancelled", ["Once upon a time", "Once upon a time there was a dog. " * 25], ids=["steps", "pieces"])
 def test_a_cancelled_run_leaves_the_sequences(cancelled, stories, tmp_path):
     """Wherever it is cancelled: before its first stage has run, or while the second one owes an answer, to a step or to pieces of
