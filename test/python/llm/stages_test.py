@@ -508,19 +508,29 @@ def test_a_stage_that_is_lost_while_it_owes_an_answer(stories, tmp_path):
     settings = dict(max_new_tokens=40, ignore_eos=True)
     expected = graft.TextGenerator(whole, threads=1).generate("Lily had a dog", **settings).tokens
     with workers(first, 2, tmp_path) as [worker]:
-        generator = graft.TextGenerator(first, threads=1, stages=[worker.address])
-        assert generator.generate("Lily had a dog", **settings).tokens == expected
+        generator = graft.BatchGenerator(first, rows=1, threads=1, stages=[worker.address])
+
+        def tokens():
+            number = generator.submit("Lily had a dog", **settings)
+            while generator.step():
+                pass
+            return generator.take(number).tokens
+
+        assert tokens() == expected
         worker.process.send_signal(signal.SIGSTOP)
+        ended = generator.submit("Lily had a dog", **settings)
         cancel = graft.CancelToken()
         timer = threading.Timer(0.3, cancel.cancel)
         timer.start()
-        assert generator.generate("Lily had a dog", cancel=cancel, **settings).reason == "cancelled"
+        with pytest.raises(graft.Cancelled):
+            generator.step(cancel=cancel)
         timer.join()
         worker.kill()
         worker.start()
         with pytest.raises(graft.Unavailable, match="stage 1 of 2 at"):
-            generator.generate("Lily had a dog", **settings)
-        assert generator.generate("Lily had a dog", **settings).tokens == expected
+            generator.step()
+        assert generator.take(ended).reason == "cancelled"
+        assert tokens() == expected
 
 
 @pytest.mark.parametrize("cancelled", ["Once upon a time", "Once upon a time there was a dog. " * 25], ids=["steps", "pieces"])
