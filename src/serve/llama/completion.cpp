@@ -25,7 +25,7 @@ class LlamaAnswer {
     for (std::size_t i = 0; i < request_.prompts.size(); ++i) parts_.emplace_back(call_->request().start);
   }
 
-  std::vector<Job> jobs(std::uint64_t cache_salt) const {
+  std::vector<Job> jobs() const {
     std::vector<Job> jobs;
     for (std::size_t i = 0; i < request_.prompts.size(); ++i) {
       Job job{request_.prompts[i], request_.options, request_.request};
@@ -33,8 +33,6 @@ class LlamaAnswer {
       if (request_.n_predict < 0)
         job.options.max_new_tokens = std::max<std::int64_t>(context() - std::ssize(job.prompt), 1);
       job.options.seed += i;
-      job.request.cache_salt = cache_salt;
-      job.request.caller = call_->cache_salt;
       if (request_.grammar) job.request.mask = request_.grammar->mask();
       jobs.push_back(std::move(job));
     }
@@ -265,9 +263,9 @@ void llama_completion(App& app, const std::shared_ptr<Call>& call, const PathPar
   LlamaRequest request = read_llama_completion(parse_object(call->request().body), app);
   call->body() = {};
   const std::shared_ptr<ServedModel> model = request.model;
-  const std::uint64_t salt = cache_salt_of(request, *call);
+  set_caller(request, *call);
   const auto answer = std::make_shared<LlamaAnswer>(call, std::move(request));
-  run_jobs(model, call, answer->jobs(salt), deadline_of(*call, app.options.limits),
+  run_jobs(model, call, answer->jobs(), deadline_of(*call, app.options.limits),
            [answer](std::size_t job, const RequestState& state, std::exception_ptr error) {
              answer->progress(job, state, std::move(error));
            });

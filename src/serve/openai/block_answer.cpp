@@ -13,10 +13,8 @@ class BlockAnswer {
   BlockAnswer(std::shared_ptr<Call> call, TextRequest request, std::unique_ptr<BlockWriter> writer)
       : call_(std::move(call)), request_(std::move(request)), writer_(std::move(writer)), parser_(request_.style) {}
 
-  std::vector<Job> jobs(std::uint64_t cache_salt) const {
+  std::vector<Job> jobs() const {
     Job job{request_.prompts.at(0), request_.options, request_.request, request_.images};
-    job.request.cache_salt = cache_salt;
-    job.request.caller = call_->cache_salt;
     if (request_.grammar) job.request.mask = request_.grammar->mask();
     return {std::move(job)};
   }
@@ -89,8 +87,9 @@ class BlockAnswer {
 void answer_blocks(App& app, const std::shared_ptr<Call>& call, TextRequest request,
                    std::unique_ptr<BlockWriter> writer) {
   const std::shared_ptr<ServedModel> model = request.model;
+  set_caller(request, *call);
   const auto answer = std::make_shared<BlockAnswer>(call, std::move(request), std::move(writer));
-  const auto id = model->engine->submit(answer->jobs(call->cache_salt), deadline_of(*call, app.options.limits),
+  const auto id = model->engine->submit(answer->jobs(), deadline_of(*call, app.options.limits),
                                         [answer](std::size_t, const RequestState& state, std::exception_ptr error) {
                                           answer->progress(state, std::move(error));
                                         });

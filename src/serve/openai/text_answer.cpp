@@ -39,13 +39,11 @@ class TextAnswer {
   const TextRequest& request() const { return request_; }
 
   // The i-th text is the (i modulo n)-th one of prompt i / n.
-  std::vector<Job> jobs(std::uint64_t cache_salt) const {
+  std::vector<Job> jobs() const {
     std::vector<Job> jobs;
     for (std::size_t i = 0; i < texts(); ++i) {
       Job job{request_.prompts[prompt_of(i)], request_.options, request_.request, request_.images};
       job.options.seed += i;
-      job.request.cache_salt = cache_salt;
-      job.request.caller = call_->cache_salt;
       if (request_.grammar) job.request.mask = request_.grammar->mask();
       jobs.push_back(std::move(job));
     }
@@ -288,9 +286,9 @@ void run_jobs(const std::shared_ptr<ServedModel>& model, const std::shared_ptr<C
 
 void answer_texts(App& app, const std::shared_ptr<Call>& call, TextRequest request, const TextFormat& format) {
   const std::shared_ptr<ServedModel> model = request.model;
-  const std::uint64_t salt = cache_salt_of(request, *call);
+  set_caller(request, *call);
   const auto answer = std::make_shared<TextAnswer>(call, std::move(request), format);
-  run_jobs(model, call, answer->jobs(salt), deadline_of(*call, app.options.limits),
+  run_jobs(model, call, answer->jobs(), deadline_of(*call, app.options.limits),
            [answer](std::size_t job, const RequestState& state, std::exception_ptr error) {
              answer->progress(job, state, std::move(error));
            });

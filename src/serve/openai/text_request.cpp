@@ -198,10 +198,11 @@ void set_max_tokens(TextRequest& request, std::optional<std::int64_t> most) {
   request.options.max_new_tokens = std::max<std::int64_t>(most.value_or(request.model->engine->capacity() + 1), 1);
 }
 
-std::uint64_t cache_salt_of(const TextRequest& request, const Call& call) {
-  if (request.reuse) return call.cache_salt;
+void set_caller(TextRequest& request, const Call& call) {
+  request.request.caller = request.request.cache_salt = call.cache_salt;
+  if (request.reuse) return;
   std::random_device random;
-  return std::uint64_t{random()} << 32 | random();
+  request.request.cache_salt = std::uint64_t{random()} << 32 | random();
 }
 
 // What routers in front of servers add to every request, with the values that mean what is done here.

@@ -41,8 +41,8 @@ void read_llama_fields(Fields& fields, TextRequest& request);
 // Gives `max_new_tokens`; absent: as many as the cache has room for. Throws ApiError (400).
 void set_max_tokens(TextRequest& request, std::optional<std::int64_t> most);
 
-// What else may read the prompt's keys and values from the cache, and leave its own there.
-std::uint64_t cache_salt_of(const TextRequest& request, const Call& call);
+// Who asks, and with whom the request shares keys and values in the cache.
+void set_caller(TextRequest& request, const Call& call);
 
 TextRequest read_completion(const Json& json, const App& app);
 // `pictures`: unless it is empty, parts of type image_url have indices of these.
