@@ -250,13 +250,13 @@ class Loader {
   static bool are_experts(const ir::Program& graph, std::size_t weight) {
     if (graph.weights[weight].shape[1] % kPanelColumns != 0) return false;
     const ir::Method& method = graph.methods[0];
-    const auto is_weight = [&](const ir::Arg& arg) {
-      return arg.is_value() && std::ranges::any_of(method.inputs, [&](const ir::Input& input) {
-               return input.kind == ir::InputKind::weight && input.index == weight && input.value == arg.value();
-             });
-    };
+    std::set<ir::ValueId> values;  // that are the weight
+    for (const ir::Input& input : method.inputs)
+      if (input.kind == ir::InputKind::weight && input.index == weight) values.insert(input.value);
     return std::ranges::all_of(method.nodes, [&](const ir::Node& node) {
-      return graph.op_of(node).target == "graft.expert_linear.default" || std::ranges::none_of(node.args, is_weight);
+      bool reads = false;
+      ir::for_each_value(node, [&](ir::ValueId id) { reads |= values.contains(id); });
+      return !reads || graph.op_of(node).target == "graft.expert_linear.default";
     });
   }
 
