@@ -110,14 +110,18 @@ Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const D
     chain_ = std::make_unique<stage::Chain>(*first, options.stages, session_options(options, first_stage.get()).kv);
 }
 
-void Decoder::Impl::connect() {
-  if (!chain_) return;
+template <typename Work>
+auto Decoder::Impl::with_stages(const Work& work) {
   try {
-    chain_->ready();
+    return work();
   } catch (...) {
     if (!chain_->connected()) lose();
     throw;
   }
+}
+
+void Decoder::Impl::connect() {
+  if (chain_) with_stages([&] { chain_->ready(); });
 }
 
 void Decoder::Impl::lose() noexcept {
@@ -357,13 +361,7 @@ void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t 
       session.plan(kMethod, call.inputs);
     }
     connect();
-    try {
-      chain_->prepare(std::move(step));
-    } catch (...) {
-      if (!chain_->connected()) lose();
-      throw;
-    }
-    return;
+    return with_stages([&] { chain_->prepare(std::move(step)); });
   }
   // One in segments is planned as it runs: sizes behind a cut depend on data.
   if (model->program()->method(kMethod).segments == 1) session.plan(kMethod, call.inputs);
@@ -459,7 +457,7 @@ stage::Step Decoder::Impl::step_of(const Call& call, std::span<const std::int64_
 
 std::span<float> Decoder::Impl::run_stages(Call& call, std::span<const std::int64_t> sequences,
                                            const RunOptions& run_options, bool wait) {
-  try {
+  return with_stages([&]() -> std::span<float> {
     stage::Step step = step_of(call, sequences);
     std::uint64_t bytes = 0;
     {
@@ -476,10 +474,7 @@ std::span<float> Decoder::Impl::run_stages(Call& call, std::span<const std::int6
     GRAFT_CHECK(InvalidProgram, shape == call.outputs[0].tensor.shape, "the last stage gave logits ", shape.str(), ", ",
                 call.outputs[0].tensor.shape.str(), " were expected");
     return {static_cast<float*>(out.logits.tensor.data), static_cast<std::size_t>(shape.numel())};
-  } catch (...) {
-    if (!chain_->connected()) lose();
-    throw;
-  }
+  });
 }
 
 bool Decoder::Impl::cuts(std::size_t row, std::int64_t end) const {

@@ -79,6 +79,9 @@ class Decoder::Impl {
   std::span<float> run_pieces(std::int64_t sequence, Tokens tokens, const RunOptions& run_options);
   // After a stage or a device was lost: all sequences are empty.
   void lose() noexcept;
+  // What asks the stages, and may lose them.
+  template <typename Work>
+  auto with_stages(const Work& work);
   Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep, bool with_images = false);
   // Whether a run of these has tokens of pictures; makes the features that are missing.
   bool see_images(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, const RunOptions& run_options);

@@ -101,9 +101,7 @@ Channel::Message Chain::answer(Connection& connection, const RunOptions& options
     try {
       connection.channel->socket().await_bytes({std::min({most, silent, deadline}), options.cancel});
     } catch (const Cancelled&) {
-      if ((options.cancel && options.cancel->cancelled()) || Clock::now() >= deadline) {
-        throw;
-      }
+      if ((options.cancel && options.cancel->cancelled()) || Clock::now() >= deadline) throw;
       GRAFT_CHECK(Unavailable, silent >= most, connection.where, " has said nothing for ", kSilentSeconds, " seconds");
       throw Unavailable(str(connection.where, " has not answered in ", options_.run_seconds, " seconds"));
     }

@@ -134,8 +134,8 @@ void pack_blocks(std::span<const std::byte> blocks, std::string_view type, const
   GRAFT_CHECK(InvalidArgument, packed > 0 && blocks.size() == bytes && out.size() == packed, shape.str(), " in ", type,
               " takes ", bytes, " bytes and packed ", packed, ", got ", blocks.size(), " and an output of ",
               out.size());
-  const std::int64_t depth = shape[shape.rank() - 1];
-  pack_panels(*panel_format_of(*find_block_type(type)), blocks.data(), shape.numel() / depth, depth, out.data(), 1);
+  const auto [rows, depth] = matrix_size(shape);
+  pack_panels(*panel_format_of(*find_block_type(type)), blocks.data(), rows, depth, out.data(), 1);
 } catch (...) {
   rethrow_typed();
 }

@@ -45,6 +45,11 @@ std::int64_t block_row_bytes(BlockType type, std::int64_t elements) {
 
 std::string Stored::str() const { return std::string(is_plain() ? name(dtype) : block_type_name(block)); }
 
+MatrixSize matrix_size(const Shape& shape) {
+  const std::int64_t depth = shape[shape.rank() - 1];
+  return {shape.numel() / depth, depth};
+}
+
 std::string refuse_blocks(BlockType type, const Shape& shape) {
   if (shape.rank() == 0) return "a number has no rows of blocks";
   const std::int64_t row = shape[shape.rank() - 1];

@@ -37,6 +37,12 @@ struct Stored {
   std::string str() const;  // "bf16", "q8_0"
 };
 
+// A tensor as one matrix: those of a stack one below the other.
+struct MatrixSize {
+  std::int64_t rows = 0, depth = 0;
+};
+MatrixSize matrix_size(const Shape& shape);  // of at least rank 1, with no size 0
+
 // Refusal of a tensor that cannot be stored in such blocks: "rows of 100 elements do not divide into blocks of 32";
 // empty if it can.
 std::string refuse_blocks(BlockType type, const Shape& shape);

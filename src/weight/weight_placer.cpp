@@ -136,9 +136,8 @@ std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& 
   const std::size_t bytes = stored_bytes(*found.stored, weight.shape);
   return made(shared_->copies, "blocks", weight, found, bytes, [&] {
     AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
-    const std::int64_t depth = weight.shape[weight.shape.rank() - 1];
-    unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape.numel() / depth, depth,
-                  memory.data(), threads_);
+    const auto [rows, depth] = matrix_size(weight.shape);
+    unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), rows, depth, memory.data(), threads_);
     if (found.file) found.file->release(found.bytes);
     ++stats_.copied_count;
     stats_.copied_bytes += memory.size();
@@ -149,9 +148,8 @@ std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& 
 
 std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found) {
   const PanelFormat format = *panel_format_of(found.stored->block);
-  // A stack of matrices is packed as one: kExpertLinear.
-  const std::int64_t depth = weight.shape[weight.shape.rank() - 1], rows = weight.shape.numel() / depth;
-  const auto bytes = static_cast<std::size_t>(panels_bytes(format, rows, depth));
+  const MatrixSize size = matrix_size(weight.shape);
+  const auto bytes = static_cast<std::size_t>(panels_bytes(format, size.rows, size.depth));
   set_panels(weight, bytes);
   if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written, as in as_stored()
@@ -160,7 +158,7 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
     if (found.panels) {
       std::memcpy(memory.data(), found.bytes.data(), bytes);
     } else {
-      pack_panels(format, found.bytes.data(), rows, depth, memory.data(), threads_);
+      pack_panels(format, found.bytes.data(), size.rows, size.depth, memory.data(), threads_);
     }
     ++stats_.packed_count;
     stats_.packed_bytes += bytes;
