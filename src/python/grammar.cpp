@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "graft/llm.h"
 #include "python/bytes.h"
 
 // The binding of grammars and masks: sets of tokens are bytes of 32-bit words, which python/graft/llm/grammar.py views
@@ -78,7 +79,11 @@ void bind_grammar(nb::module_& m) {
             }
             return handed(GrammarVocabulary::of(tokens, eos));
           },
-          nb::arg("tokens"), nb::arg("eos_token_ids"));
+          nb::arg("tokens"), nb::arg("eos_token_ids"))
+      .def_static("of_model", [](const LanguageModel& model) {
+        GRAFT_CHECK(InvalidArgument, model.tokenizer(), "the model has no tokenizer, which says what its tokens are");
+        return handed(GrammarVocabulary::of(*model.tokenizer(), model.info().eos_token_ids));
+      });
 
   nb::class_<TokenMask>(m, "TokenMask")
       .def("allowed",

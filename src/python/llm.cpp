@@ -10,8 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "base/check.h"
-#include "graft/grammar.h"
 #include "llm/images.h"
 #include "python/adapters.h"
 #include "python/bytes.h"
@@ -280,13 +278,6 @@ void bind_llm(nb::module_& m) {
              const std::vector<ChatMessage> list = messages_of(messages);
              const nb::gil_scoped_release release;
              return model.encode_with_audio(chat_prompt(model, list), sounds, false);
-           })
-      .def("grammar_vocabulary",
-           [](const LanguageModel& model) {
-             GRAFT_CHECK(InvalidArgument, model.tokenizer(),
-                         "the model has no tokenizer, which says what its tokens are");
-             return std::const_pointer_cast<GrammarVocabulary>(
-                 GrammarVocabulary::of(*model.tokenizer(), model.info().eos_token_ids));
            })
       .def_prop_ro("vocab_size", [](const LanguageModel& model) { return model.info().vocab_size; })
       .def_prop_ro("context_length", [](const LanguageModel& model) { return model.info().context_length; })

@@ -80,7 +80,7 @@ class GrammarVocabulary:
     def of_model(cls, model: Any) -> GrammarVocabulary:
         """Of a `_C.LanguageModel`."""
         self = cls.__new__(cls)
-        self._c = model.grammar_vocabulary()
+        self._c = _C.GrammarVocabulary.of_model(model)
         return self
 
 
