@@ -69,15 +69,19 @@ def check_bits_of_rows() -> int:
     return compared
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
-def test_a_row_has_the_same_bits_in_every_product(isa):
-    flags = {"baseline": "", "avx2": "avx2", "avx512": "avx512f"}[isa]
-    if flags not in Path("/proc/cpuinfo").read_text():
-        pytest.skip(f"this CPU has no {isa}")
-    code = f"import sys; sys.path[:] = {sys.path!r}; from packed_linear_test import *; print(check_bits_of_rows())"
+def printed(code: str, isa: str, flag: str) -> str:
+    """What code that has this file's names prints with the kernels of an instruction set, of which CPUs have the flag."""
+    if flag not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this CPU has no {flag}")
+    code = f"import sys\nsys.path[:] = {sys.path!r}\nfrom packed_linear_test import *\n{code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "GRAFT_ISA": isa})
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == 6 * 191
+    return done.stdout
+
+
+@pytest.mark.parametrize(("isa", "flag"), [("baseline", ""), ("avx2", "avx2"), ("avx512", "avx512f")])
+def test_a_row_has_the_same_bits_in_every_product(isa, flag):
+    assert int(printed("print(check_bits_of_rows())", isa, flag)) == 6 * 191
 
 
 def test_what_is_launched(tmp_path):
@@ -132,22 +136,11 @@ def test_medium_rounds_where_the_cpu_multiplies_bf16_faster():
 
 
 def test_in_bf16_with_the_kernels_asked_for():
-    if "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this CPU does not multiply bf16")
-    code = f"""
-import sys
-sys.path[:] = {sys.path!r}
-from packed_linear_test import check_medium
-for stored in (None, "bf16"):
-    print(check_medium(stored))
-"""
-    env = {**os.environ, "GRAFT_ISA": "avx512bf16"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    for kernels in done.stdout.splitlines():
+    lines = printed('for stored in (None, "bf16"): print(check_medium(stored))', "avx512bf16", "avx512_bf16").splitlines()
+    for kernels in lines:
         # Activation and residual are part of the products; nothing is packed per run.
         assert kernels == str(["packed_linear_bf16", "packed_linear_bf16", "packed_linears_bf16"]), kernels
-    assert len(done.stdout.splitlines()) == 2
+    assert len(lines) == 2
 
 
 def test_a_tied_embedding_is_not_held_twice(tmp_path):
