@@ -22,7 +22,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 
 from graft.errors import ExportError
 from graft.exporter import torch_export
-from graft.llm import interface, kernels, own_states, recurrence, rope
+from graft.llm import interface, kernels, own_states, recurrence, repeats, rope
 from graft.llm.untraceable import bounds_sizes, reason
 
 INPUTS = ("input_ids", "position_ids", "cache_position", "logits_to_keep")
@@ -81,6 +81,17 @@ def trace(
         raise ExportError(
             "expected rotary frequencies that do not depend on the prompt's length, found rope_type 'dynamic'"
         )
+    try:
+        program = _traced_causal(model, context, once=True)
+    except repeats.Unlike:
+        program = _traced_causal(model, context, once=False)
+    check_layers(program, config)
+    return program
+
+
+def _traced_causal(model: torch.nn.Module, context: int, *, once: bool) -> ExportedProgram:
+    """once: layers that are alike are not traced again."""
+    config = model.config.get_text_config()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     skeleton = _with_positions(skeleton_of(model, mode), layers_of(config), source_layers(config)).eval()
     rope.make_traceable(skeleton)
@@ -89,8 +100,17 @@ def trace(
     ids = torch.zeros(2, 5, dtype=torch.long)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
-    program = traced(skeleton, example, dims)
-    check_layers(program, config)
+    groups = repeats.groups_of(skeleton) if once else []
+    try:
+        with repeats.standing_in(skeleton, groups):
+            program = traced(skeleton, example, dims)
+    except Bounded:
+        raise
+    except ExportError as e:
+        if groups:
+            raise repeats.Unlike(str(e)) from e
+        raise
+    repeats.expand(program, groups)
     return program
 
 

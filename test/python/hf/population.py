@@ -186,12 +186,17 @@ def random_weights(model: Any) -> Any:
     return model
 
 
-def make(kind: str) -> Any:
-    """A small model that eager PyTorch runs. Raises what the class raises at these sizes."""
+# Names of the number of layers.
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+
+
+def make(kind: str, layers: int | None = None) -> Any:
+    """A small model that eager PyTorch runs, with so many layers, else with few. Raises what the class raises at these sizes."""
     first = None
+    deep = {} if layers is None else dict.fromkeys(_LAYERS, layers)
     for variant in _VARIANTS:
         try:
-            model = _made(kind, variant)
+            model = _made(kind, {**variant, **deep})
             with torch.no_grad():
                 for name, check in checks(prompts=(7,)):
                     if name != "cached steps":  # not all have a cache
