@@ -2,7 +2,7 @@
 
 How a model numbers its tokens and what its masks and caches mean is not stated anywhere; the program rests on what nearly
 all models do. So when a program is new, prompts without padding, with padding on the left and on the right, and cached
-steps after them go through eager PyTorch and through the engine: 5 and at most 8 calls of at most 3 x 6 tokens. The
+steps after them go through eager PyTorch and through the engine: 5 calls of at most 3 x 6 tokens, of the engine up to 8. The
 verdict is kept beside the program on disk.
 
 Eager PyTorch computes in f32 here, as the engine does: a module's weights are converted while it runs.
@@ -11,6 +11,7 @@ Eager PyTorch computes in f32 here, as the engine does: a module's weights are c
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from graft.errors import ExportError, Unsupported
 TOKENS = 6
 _CLOSE = 2e-3  # of the largest logit, where both compute in f32
 _LOOSE = 0.15  # where weights or keys are stored in few bits, which the probe is not about
+_AT_ONCE = 1 << 21  # elements of a linear layer's weight that are converted
 POSITIONS = ("columns", "mask", "ids")
 
 
@@ -65,12 +67,13 @@ def verify(
         ids[0, 2] = padding_id
     prompt, padded = dict(input_ids=ids[:2, :TOKENS]), dict(input_ids=ids[:, :TOKENS], attention_mask=mask[:, :TOKENS])
     step = dict(input_ids=ids[:2, TOKENS:])
-    first = [eager(**prompt), eager(**padded)]
+    first = [eager(**prompt, use_cache=True), eager(**padded)]
     rules = POSITIONS
-    found = {}
+    found, begun = {}, {}
     for rule in rules:
+        begun[rule] = compiled(**prompt, use_cache=True, rule=rule)
         found[rule] = max(
-            probe.difference(first[0], compiled(**prompt, rule=rule)),
+            probe.difference(first[0], begun[rule]),
             probe.difference(first[1], compiled(**padded, rule=rule), padded["attention_mask"]),
         )
         if found[rule] <= probe.close:
@@ -83,13 +86,16 @@ def verify(
         rule = None  # positions must be given
     worst = [found[best]] if rule else []
     if rule is not None:
-        worst.append(probe.steps("a cached step", prompt, step, rule))
+        worst.append(probe.steps("a cached step", step, rule, (first[0], begun[rule])))
     left = dict(input_ids=ids[:2, :TOKENS], attention_mask=mask[:2, :TOKENS])
     next_left = dict(step, attention_mask=mask[:2])
     if takes_positions:
         positions = (mask[:2].cumsum(1) - 1).clamp(min=0)
         left["position_ids"], next_left["position_ids"] = positions[:, :TOKENS], positions[:, TOKENS:]
-    worst.append(probe.steps("a prompt padded on the left and a cached step", left, next_left, rule or "columns"))
+    rule_of_left = rule or "columns"
+    prompts = eager(**left, use_cache=True), compiled(**left, use_cache=True, rule=rule_of_left)
+    what = "a prompt padded on the left and a cached step"
+    worst.append(probe.steps(what, next_left, rule_of_left, prompts, left["attention_mask"]))
     return {"positions": rule, "difference": max(worst), "telling": _telling(first[0])}
 
 
@@ -103,12 +109,12 @@ class _Probe:
     def __init__(self, name: str, eager: Any, compiled: Any, close: float) -> None:
         self.name, self.eager, self.compiled, self.close = name, eager, compiled, close
 
-    def steps(self, what: str, first: Mapping[str, Any], step: Mapping[str, Any], rule: str) -> float:
-        worst = 0.0
-        mask = first.get("attention_mask")
-        outputs = [self.eager(**first, use_cache=True), self.compiled(**first, use_cache=True, rule=rule)]
-        worst = max(worst, self.difference(*outputs, mask))
-        caches = [output.past_key_values for output in outputs]
+    def steps(
+        self, what: str, step: Mapping[str, Any], rule: str, prompts: tuple[Any, Any], mask: torch.Tensor | None = None
+    ) -> float:
+        """prompts: what eager PyTorch and the engine gave for one, with caches. mask: the prompt's."""
+        worst = self.difference(*prompts, mask)
+        caches = [output.past_key_values for output in prompts]
         outputs = [
             self.eager(**step, past_key_values=caches[0], use_cache=True),
             self.compiled(**step, past_key_values=caches[1], use_cache=True, rule=rule),
@@ -140,9 +146,8 @@ class _Probe:
 @contextlib.contextmanager
 def in_f32(model: torch.nn.Module, values: Callable[[str, torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Within it, each module's parameters and buffers are f32 while it runs. values: of a weight, by its name."""
-    handles = []
+    handles, linear = [], []
     swapped: dict[torch.nn.Module, list[dict[str, Any]]] = {}
-
     def put(path: str, module: torch.nn.Module) -> None:
         held = swapped.setdefault(module, [])
         held.append({**module._parameters})
@@ -150,7 +155,8 @@ def in_f32(model: torch.nn.Module, values: Callable[[str, torch.Tensor], torch.T
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and tensor.is_floating_point() and (tensor.is_meta or tensor.dtype != torch.float32):
-                    made = values(f"{path}.{name}" if path else name, tensor).detach().to(torch.float32)
+                    made = values(f"{path}.{name}" if path else name, tensor).detach()
+                    made = made if _looks_up(module) else made.to(torch.float32)
                     parameter = tensors is module._parameters
                     tensors[name] = torch.nn.Parameter(made, requires_grad=False) if parameter else made
 
@@ -165,16 +171,42 @@ def in_f32(model: torch.nn.Module, values: Callable[[str, torch.Tensor], torch.T
 
     try:
         for path, module in model.named_modules():
-            if needs(module):
+            if not needs(module):
+                continue
+            if type(module) is torch.nn.Linear and "forward" not in vars(module):
+                module.forward = functools.partial(_linear, module, path, values)
+                linear.append(module)
+            else:
                 handles.append(module.register_forward_pre_hook(lambda m, _, path=path: put(path, m), prepend=True))
                 handles.append(module.register_forward_hook(lambda m, *_: back(m), always_call=True))
+                if _looks_up(module):
+                    handles.append(module.register_forward_hook(lambda *called: called[-1].to(torch.float32)))
         yield
     finally:
+        for module in linear:
+            del module.forward
         for handle in handles:
             handle.remove()
         for module in list(swapped):
             while swapped[module]:
                 back(module)
+
+
+def _linear(
+    module: torch.nn.Linear, path: str, values: Callable[[str, torch.Tensor], torch.Tensor], inputs: torch.Tensor
+) -> torch.Tensor:
+    """In f32, some rows of the weight at a time: converted ones stay in the caches."""
+    weight, bias = values(f"{path}.weight", module.weight).detach(), None
+    if module.bias is not None:
+        bias = values(f"{path}.bias", module.bias).detach().to(torch.float32)
+    blocks = weight.split(max(1, _AT_ONCE // weight.shape[1]))
+    found = torch.cat([torch.nn.functional.linear(inputs, block.to(torch.float32)) for block in blocks], -1)
+    return found if bias is None else found + bias
+
+
+def _looks_up(module: torch.nn.Module) -> bool:
+    """Whether it gives back rows of its weight: those are converted, not the table."""
+    return type(module) is torch.nn.Embedding and module.max_norm is None
 
 
 def run_eagerly(
