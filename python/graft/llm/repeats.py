@@ -74,7 +74,7 @@ def groups_of(model: torch.nn.Module) -> list[Group]:
             alike = [i for i in left if _alike(layers, left[0], i)]
             if len(alike) >= FEWEST:
                 found.append(Group(path, tuple(alike)))
-            left = [i for i in left if i not in alike]
+            left = [i for i in left[1:] if i not in alike]
     return found
 
 
@@ -184,31 +184,33 @@ def _same_argument(x: Any, y: Any) -> bool:
 def standing_in(model: torch.nn.Module, groups: Sequence[Group]) -> Iterator[None]:
     """Within it, layers that are not to be traced compute nothing. Raises Unlike at its end where calls of layers differ."""
     called: list[_Calls] = []
-    changed: list[torch.nn.Module] = []
+    changed: list[tuple[torch.nn.Module, type]] = []
     try:
         for number, group in enumerate(groups):
             layers, calls = model.get_submodule(group.path), _Calls(group)
             called.append(calls)
             for place in group.places:
-                layer = layers[place]
-                layer.forward = _forward(layer.forward if place in group.traced else None, calls, number, place)
-                changed.append(layer)
+                layer, kind = layers[place], type(layers[place])
+                forward = _forward(kind.forward if place in group.traced else None, calls, number, place)
+                # Of the class, which tracers tell the path of the layer.
+                layer.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+                changed.append((layer, kind))
         yield
         if reason := next((calls.unlike for calls in called if calls.unlike), ""):
             raise Unlike(reason)
     finally:
-        for layer in changed:
-            del layer.forward
+        for layer, kind in changed:
+            layer.__class__ = kind
 
 
 def _forward(own: Any, calls: _Calls, group: int, place: int) -> Any:
     """own: of a layer that is traced."""
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         hidden = calls.note(place, args, kwargs)
         if own is None:
             return torch.ops.graft.layer_like(hidden, group=group, place=place)
-        result = own(*args, **kwargs)
+        result = own(self, *args, **kwargs)
         if not torch.is_tensor(result):
             calls.unlike = "layers give back more than hidden states"
         return result

@@ -133,6 +133,14 @@ def test_a_layer_that_differs_is_not_copied(what):
         assert compared(model) == ("whole" if what == "shared" else "copied")
 
 
+def test_layers_with_hooks_are_no_group():
+    model = llama()
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda module, args, output: output * 2)
+    assert repeats.groups_of(model) == []
+    assert compared(model) == "whole"
+
+
 def test_code_that_computes_with_its_number_is_traced_whole():
     model = llama()
 
