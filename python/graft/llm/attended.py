@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 
 from graft.errors import ExportError
 from graft.llm import interface, ops
-from graft.llm.trace import become, layers_of, source_layers, traced
+from graft.llm.trace import layers_of, source_layers, traced
 
 
 def shapes(tiles: int) -> list[list[int]]:
@@ -52,7 +52,7 @@ def trace(skeleton: Any, context: int) -> tuple[ExportedProgram, ExportedProgram
         ).last_hidden_state
         return self.model.multi_modal_projector(seen).reshape(-1, config.hidden_size)
 
-    become(skeleton, kind, encode)
+    interface.become(skeleton, kind, encode)
     example = (
         torch.zeros(1, tiles, 3, side, side, dtype=torch.float32),
         torch.ones(1, 1, dtype=torch.long),
@@ -80,7 +80,7 @@ def trace(skeleton: Any, context: int) -> tuple[ExportedProgram, ExportedProgram
                 module(nobody, cross_attention_states=features)
         return (stored >= 0).sum(1)
 
-    become(skeleton, kind, store)
+    interface.become(skeleton, kind, store)
     rows = tower.num_patches
     example = (torch.zeros(1, rows, config.hidden_size, dtype=torch.float32), torch.zeros(1, rows, dtype=torch.long))
     storing = traced(skeleton, example, ({}, {}))
@@ -110,7 +110,7 @@ def trace(skeleton: Any, context: int) -> tuple[ExportedProgram, ExportedProgram
             ).last_hidden_state
         return self.lm_head(states[:, logits_to_keep])
 
-    become(skeleton, kind, step)
+    interface.become(skeleton, kind, step)
     batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
     ids, by_token = torch.zeros(2, 5, dtype=torch.long), {0: batch, 1: tokens}
     example = (

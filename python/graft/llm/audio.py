@@ -25,7 +25,7 @@ from graft.llm import interface, pictures, rope, speech, whole_sounds
 from graft.llm import trace as decoders
 from graft.llm.checkpoint import Checkpoint
 from graft.llm.picture_files import added_tokens, own_settings, take_tokenizer
-from graft.llm.trace import become, skeleton_of, traced
+from graft.llm.trace import skeleton_of, traced
 
 #: model_type: whether the features of a sound end where it does. Of the others a window is always whole.
 FAMILIES = {"phi4_multimodal": True, "qwen2_audio": True, "voxtral": False}
@@ -78,17 +78,17 @@ def trace(model: torch.nn.Module, *, context: int) -> Sound:
     spectrogram = torch.zeros(1, config.num_mel_bins, positions * _STRIDE, dtype=torch.float32)
     if FAMILIES[model.config.model_type]:
         example: tuple[torch.Tensor, ...] = (spectrogram, torch.ones(1, positions, dtype=torch.bool))
-        become(skeleton, kind, _encode_heard)
+        interface.become(skeleton, kind, _encode_heard)
     else:
         example = (spectrogram,)
-        become(skeleton, kind, _encode)
+        interface.become(skeleton, kind, _encode)
     with interface.instead(dict.fromkeys(skeleton.model.audio_tower.modules(), interface.attend_all)):
         encoder = traced(skeleton, example, ({},) * len(example))
     found = pictures.output_of(encoder)
     rows, width = (int(size) for size in found.shape)
     if width != model.config.get_text_config().hidden_size:
         raise ExportError(f"expected features of {model.config.get_text_config().hidden_size} elements, found {width}")
-    become(skeleton, kind, pictures.decoder_with_features(skeleton, kind, model.config.get_text_config()))
+    interface.become(skeleton, kind, pictures.decoder_with_features(skeleton, kind, model.config.get_text_config()))
     step = pictures.traced_step(skeleton, context, width)
     decoders.check_layers(step, model.config.get_text_config())
     return Sound({"encode_audio": encoder, "step_with_audio": step}, rows, width)

@@ -18,7 +18,7 @@ from graft.errors import ExportError
 from graft.llm import interface, seq2seq
 from graft.llm.checkpoint import Checkpoint
 from graft.llm.picture_files import take_tokenizer
-from graft.llm.trace import become, skeleton_of, traced
+from graft.llm.trace import skeleton_of, traced
 
 #: Named data of the package.
 METADATA = "graft.ctc.json"
@@ -60,13 +60,13 @@ def trace(model: torch.nn.Module) -> ExportedProgram:
         least, most = seq2seq.samples_of(layers, seq2seq.FEWEST_POSITIONS), _MOST_SAMPLES
         if getattr(config, "position_embeddings_type", None) == "relative":  # a table of so many
             most = min(most, seq2seq.samples_of(layers, config.max_source_positions + 1) - 1)
-        become(skeleton, kind, lambda self, input_values: kind.forward(self, input_values).logits)
+        interface.become(skeleton, kind, lambda self, input_values: kind.forward(self, input_values).logits)
     else:
         encoder = config.encoder_config
         example = torch.zeros(1, _FRAMES, encoder.num_mel_bins, dtype=torch.float32)
         least = encoder.subsampling_factor * (seq2seq.FEWEST_POSITIONS - 1) + 1
         most = encoder.subsampling_factor * encoder.max_position_embeddings
-        become(skeleton, kind, lambda self, input_features: kind.forward(self, input_features).logits)
+        interface.become(skeleton, kind, lambda self, input_features: kind.forward(self, input_features).logits)
     # Sizes in convolutions are quotients, of which the tracer cannot prove what models check.
     length = Dim.DYNAMIC(min=least, max=most)
     with interface.instead(dict.fromkeys(skeleton.modules(), interface.attend_all)):

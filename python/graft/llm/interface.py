@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -388,6 +388,11 @@ def no_cache(
     there were calls before, of one that reads a prompt. sources: layers that attend to what lies beside a sequence, which
     are skipped where there is no stand-in for its keys and values."""
     return _NoCache(layers, first_call=first_call, sources=sources, stand_in=stand_in)
+
+
+def become(model: torch.nn.Module, kind: type, forward: Callable[..., Any]) -> None:
+    """Gives the model of that class another forward, under the class's own name: its parameters' names stay."""
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from graft.errors import ExportError
 from graft.llm import attended, crops, interface, rope
 from graft.llm import trace as decoders
 from graft.llm.patches import patch_tower
-from graft.llm.trace import become, layers_of, skeleton_of, traced
+from graft.llm.trace import layers_of, skeleton_of, traced
 
 _FIXED, _TILES, _PATCHES, _CROPS, _CANVAS = "fixed", "tiles", "patches", "crops", "canvas"
 #: model_type: how pictures become the tower's input.
@@ -144,7 +144,7 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
         example = (torch.zeros(2, 3, *size, dtype=torch.float32),)
         dims = ({0: Dim("pictures", min=1, max=_MOST_PICTURES)},)
         depth = 1
-    become(skeleton, kind, forward)
+    interface.become(skeleton, kind, forward)
     attend = interface.attend_all if family == _CROPS else _both_ways
     with interface.instead(dict.fromkeys(_tower(skeleton).modules(), attend)):
         encoder = traced(skeleton, example, dims)
@@ -154,7 +154,7 @@ def trace(model: torch.nn.Module, *, context: int, size: tuple[int, int] | None)
         raise ExportError(f"expected features of {depth} x {config.hidden_size} elements, found {width}")
     rows = 0 if family == _PATCHES else int(found.shape[0]) // 2
     blocks = blocks_of(model.config)
-    become(skeleton, kind, decoder_with_features(skeleton, kind, config, depth, blocks))
+    interface.become(skeleton, kind, decoder_with_features(skeleton, kind, config, depth, blocks))
     step = traced_step(skeleton, context, width, with_grid, blocks is not None)
     decoders.check_layers(step, config)
     return Pictures({"encode_image": encoder, "step_with_images": step}, rows, width)

@@ -19,6 +19,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from graft.llm import interface
+
 FEWEST = 5  # layers that are worth it: two more than are traced
 
 torch.library.define("graft::layer_like", "(Tensor hidden, *, int group, int place) -> Tensor")
@@ -192,8 +194,7 @@ def standing_in(model: torch.nn.Module, groups: Sequence[Group]) -> Iterator[Non
             for place in group.places:
                 layer, kind = layers[place], type(layers[place])
                 forward = _forward(kind.forward if place in group.traced else None, calls, number, place)
-                # Of the class, which tracers tell the path of the layer.
-                layer.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+                interface.become(layer, kind, forward)  # of the object alone, tracers would not know its path
                 changed.append((layer, kind))
         yield
         if reason := next((calls.unlike for calls in called if calls.unlike), ""):
@@ -251,9 +252,9 @@ def _template(graph: Any, group: Group, paths: Mapping[Node, str], constants: Ma
     ours, theirs = _nodes_of(graph, group.path_of(second)), _nodes_of(graph, group.path_of(last))
     if len(ours) != len(theirs):
         raise Unlike(f"layers {second} and {last} of {group.path} have {len(ours)} and {len(theirs)} nodes")
-    inside, outside = dict(zip(ours, theirs)), {}
+    inside, of_last, outside = dict(zip(ours, theirs)), set(theirs), {}
     for x, y in inside.items():
-        _compare(x, y, second, last, inside, outside)
+        _compare(x, y, second, last, inside, of_last, outside)
     hidden, weights = [], {}
     for x, y in outside.items():
         if x is y:
@@ -275,7 +276,7 @@ def _template(graph: Any, group: Group, paths: Mapping[Node, str], constants: Ma
 def _nodes_of(graph: Any, path: str) -> list[Node]:
     """Those from a module's first to its last one."""
     nodes = list(graph.nodes)
-    own = [i for i, node in enumerate(nodes) if any(_path(entry) == path for entry in _stack(node).values())]
+    own = [i for i, node in enumerate(nodes) if any(entry[0] == path for entry in _stack(node).values())]
     if not own:
         raise Unlike(f"{path} has no nodes")
     return nodes[own[0] : own[-1] + 1]
@@ -285,12 +286,10 @@ def _stack(node: Node) -> dict[str, Any]:
     return node.meta.get("nn_module_stack") or {}
 
 
-def _path(entry: Any) -> str:
-    return entry[0].removeprefix("L['self'].")
-
-
-def _compare(x: Node, y: Node, a: int, b: int, inside: Mapping[Node, Node], outside: dict[Node, Node]) -> None:
-    """Of layers a and b. outside: what nodes from before the layers are instead; it grows."""
+def _compare(
+    x: Node, y: Node, a: int, b: int, inside: Mapping[Node, Node], of_b: set[Node], outside: dict[Node, Node]
+) -> None:
+    """Nodes of layers a and b. inside: b's by a's. of_b: all of b's. outside: what nodes from before a are for b; it grows."""
     if (x.op, x.target) != (y.op, y.target) or x.op != "call_function":
         raise Unlike(f"layers {a} and {b} differ in {x.format_node()} and {y.format_node()}")
     (ours, tree), (theirs, other) = (pytree.tree_flatten((node.args, _without_layer(node))) for node in (x, y))
@@ -298,7 +297,7 @@ def _compare(x: Node, y: Node, a: int, b: int, inside: Mapping[Node, Node], outs
     same = tree == other and numbers in ((None, None), (a, b))
     for i, j in zip(ours, theirs):
         if isinstance(i, Node) and isinstance(j, Node):
-            same = same and (inside[i] is j if i in inside else j not in inside.values() and outside.setdefault(i, j) is j)
+            same = same and (inside[i] is j if i in inside else j not in of_b and outside.setdefault(i, j) is j)
         else:
             same = same and type(i) is type(j) and i == j
     if not same:
@@ -331,8 +330,7 @@ def _copy(graph: Any, template: _Template, group: Group, node: Node, of: Mapping
 
 
 def _renamed(path: str, old: str, new: str) -> str:
-    own = _path((path,))
-    return new + own.removeprefix(old) if own == old or own.startswith(old + ".") else path
+    return new + path.removeprefix(old) if path == old or path.startswith(old + ".") else path
 
 
 __all__ = ["FEWEST", "Group", "Unlike", "expand", "groups_of", "standing_in"]

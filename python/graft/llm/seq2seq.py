@@ -24,7 +24,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from graft.errors import ExportError
 from graft.llm import interface, ops, rope
-from graft.llm.trace import become, skeleton_of, traced
+from graft.llm.trace import skeleton_of, traced
 
 #: What models call the attention of a decoder layer over the encoder's result.
 _CROSS = ("encoder_attn", "EncDecAttention")
@@ -52,7 +52,7 @@ def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict
 
     if takes_features(model):
         features = torch.zeros(2, *parts.feature_sizes(), dtype=torch.float32)
-        become(skeleton, kind, lambda self, input_features: parts.encode_sound(input_features))
+        interface.become(skeleton, kind, lambda self, input_features: parts.encode_sound(input_features))
         encode = traced(skeleton, (features,), ({0: batch},))
     elif takes_samples(model):
         rope.make_traceable(skeleton)
@@ -60,11 +60,11 @@ def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict
         fewest, most = (samples_of(layers, positions) for positions in (FEWEST_POSITIONS, encoder_context + 1))
         # Sizes in convolutions are quotients, of which the tracer cannot prove what models check.
         dims: dict[int, Any] = {0: batch, 1: Dim.DYNAMIC(min=fewest, max=most - 1)}
-        become(skeleton, kind, lambda self, input_values: parts.encode_sound(input_values))
+        interface.become(skeleton, kind, lambda self, input_values: parts.encode_sound(input_values))
         encode = traced(skeleton, (torch.zeros(2, SAMPLES, dtype=torch.float32),), (dims,))
     else:
         dims = {0: batch, 1: Dim("source", min=1, max=encoder_context)}
-        become(skeleton, kind, lambda self, input_ids, attention_mask: parts.encode_text(input_ids, attention_mask))
+        interface.become(skeleton, kind, lambda self, input_ids, attention_mask: parts.encode_text(input_ids, attention_mask))
         encode = traced(skeleton, (ids, ids.clone()), (dims, dims))
 
     def forward(
@@ -76,7 +76,7 @@ def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict
     ) -> torch.Tensor:
         return parts.decode(kind, input_ids, position_ids, cache_position, logits_to_keep)
 
-    become(skeleton, kind, forward)
+    interface.become(skeleton, kind, forward)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
     return {"step": traced(skeleton, example, dims), "encode": encode}

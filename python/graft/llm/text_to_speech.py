@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from graft.errors import ExportError
 from graft.llm import interface, rope
-from graft.llm.trace import become, skeleton_of, traced
+from graft.llm.trace import skeleton_of, traced
 
 #: model_type of models that speak.
 FAMILIES = ("pocket_tts",)
@@ -92,7 +92,7 @@ def _zeros(*sizes: int) -> torch.Tensor:
 
 
 def _traced(skeleton: Speech, forward: Callable[..., Any], example: Any, dims: Any) -> ExportedProgram:
-    become(skeleton, Speech, forward)
+    interface.become(skeleton, Speech, forward)
     skeleton.config = skeleton.speaker.config
     return traced(skeleton, example, dims)
 

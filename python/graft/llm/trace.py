@@ -173,11 +173,6 @@ def traceable_hooks(model: torch.nn.Module) -> Iterator[None]:
             table.update(held)
 
 
-def become(model: torch.nn.Module, kind: type, forward: Callable[..., Any]) -> None:
-    """Gives the model of that class another forward, under the class's own name: its parameters' names stay."""
-    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
-
-
 def _with_positions(model: torch.nn.Module, layers: int, sources: Sequence[int] = ()) -> torch.nn.Module:
     """The same model with cache_position among its arguments. Not a module around it, so that names stay."""
     kind = type(model)
@@ -206,7 +201,7 @@ def _with_positions(model: torch.nn.Module, layers: int, sources: Sequence[int] 
             raise ExportError(f"expected a model that gives logits, found {kind.__name__}, which gives {', '.join(output)}")
         return output.logits if "logits_to_keep" in takes else output.logits[:, logits_to_keep]
 
-    become(model, kind, forward)
+    interface.become(model, kind, forward)
     return model
 
 

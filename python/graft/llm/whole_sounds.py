@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from graft.errors import ExportError
 from graft.llm import interface
-from graft.llm.trace import become, skeleton_of, traced
+from graft.llm.trace import skeleton_of, traced
 
 CHUNK = 500  # of Phi4MultimodalAudioModel
 _MOST_FRAMES = 1 << 18
@@ -72,9 +72,9 @@ def trace(model: Any, mode: Any) -> tuple[dict[str, ExportedProgram], int]:
     # A program of open sizes knows sizes of 2 and more from those of 1: there are two positions at least.
     frames = Dim("frames", min=config.time_reduction + 1, max=_MOST_FRAMES)
     positions = Dim("positions", min=2, max=CHUNK)
-    become(skeleton, kind, frames_to_states)
+    interface.become(skeleton, kind, frames_to_states)
     first = traced(skeleton, (torch.zeros(1, 67, config.input_size, dtype=torch.float32),), ({1: frames},))
-    become(skeleton, kind, states_to_features)
+    interface.become(skeleton, kind, states_to_features)
     example = torch.zeros(1, 9, config.hidden_size, dtype=torch.float32), torch.ones(1, 9, dtype=torch.bool)
     with interface.instead(dict.fromkeys(encoder.modules(), interface.attend_all)):
         second = traced(skeleton, example, ({1: positions}, {1: positions}))
