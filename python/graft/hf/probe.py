@@ -148,6 +148,7 @@ def in_f32(model: torch.nn.Module, values: Callable[[str, torch.Tensor], torch.T
     """Within it, each module's parameters and buffers are f32 while it runs. values: of a weight, by its name."""
     handles, linear = [], []
     swapped: dict[torch.nn.Module, list[dict[str, Any]]] = {}
+
     def put(path: str, module: torch.nn.Module) -> None:
         held = swapped.setdefault(module, [])
         held.append({**module._parameters})
