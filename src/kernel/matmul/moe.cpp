@@ -173,11 +173,11 @@ class ExpertLinear {
     const i64 width = simd::panels()->tile_columns, steps = ceil_div(attrs_.out, width);
     i64 all = 0;
     for_groups([&](i64, i64, i64, i64 cost) { all += cost * steps; });
-    const auto [begin, end] = ctx_.range(all);
+    const KernelContext::Range range = ctx_.range(all);
     i64 first = 0;
     for_groups([&](i64 expert, i64 at, i64 rows, i64 cost) {
-      const i64 from = ceil_div(std::max(begin - first, i64{0}), cost);
-      const i64 to = std::min(ceil_div(std::max(end - first, i64{0}), cost), steps);
+      const i64 from = ceil_div(std::max(range.begin - first, i64{0}), cost);
+      const i64 to = std::min(ceil_div(std::max(range.end - first, i64{0}), cost), steps);
       if (from < to) panel_product(expert, at, rows, from * width, std::min(to * width, attrs_.out));
       first += cost * steps;
     });
