@@ -39,8 +39,7 @@ ExprPtr sequence(std::vector<ExprPtr> parts) { return make({.kind = Expr::Kind::
 ExprPtr choice(std::vector<ExprPtr> parts) { return make({.kind = Expr::Kind::choice, .parts = std::move(parts)}); }
 ExprPtr one_of(std::vector<std::string> texts) {
   std::ranges::sort(texts);
-  const auto rest = std::ranges::unique(texts);
-  texts.erase(rest.begin(), rest.end());
+  texts.erase(std::unique(texts.begin(), texts.end()), texts.end());
   return texts.empty() ? choice({}) : one_of_sorted(texts, 0, 0);
 }
 ExprPtr repeat(ExprPtr part, std::int64_t least, std::int64_t most) {
