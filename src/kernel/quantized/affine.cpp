@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ir/scalar.h"
 #include "kernel/quantized/quantized_vec.h"
 
 namespace graft {
@@ -91,7 +92,7 @@ double number_at(const void* data, DType dtype, i64 i) {
 }
 
 void put_number(void* data, DType dtype, i64 i, double x) {
-  const i64 whole = std::isnan(x) ? 0 : static_cast<i64>(x);
+  const i64 whole = std::isnan(x) ? 0 : Scalar::of(x).to_integer();
   switch (dtype) {
     case DType::f32:
       static_cast<float*>(data)[i] = static_cast<float>(x);
@@ -184,7 +185,7 @@ void choose(const KernelContext& ctx) noexcept {
       least = std::isnan(l) || l < least ? l : least;
       largest = std::isnan(h) || h > largest ? h : largest;
     }
-    float scale, zero = static_cast<float>(static_cast<i64>((attrs.high + attrs.low + 1) / 2));
+    float scale, zero = static_cast<float>(std::trunc((attrs.high + attrs.low + 1) / 2));
     if (attrs.mapping == AffineMapping::symmetric) {
       scale = (std::isnan(least) || -least > largest ? -least : largest) / ((high - low) / 2);
     } else if (attrs.mapping == AffineMapping::symmetric_no_clipping) {

@@ -54,6 +54,14 @@ def test_choose_qparams_affine():
     check()
 
 
+def test_scales_beyond_the_range_of_integers():
+    """A kernel that made an integer of each result was undefined there; eps is the scale where it is larger."""
+    x = torch.tensor([[-1e34, 3e33], [0.0, 2e36]])
+    for mapping, eps in (("ASYMMETRIC", None), ("SYMMETRIC", None), ("SYMMETRIC", 1e38)):
+        args = (x, mapping, [1, 2], torch.int8, -128, 127, eps, torch.float32, torch.int32, True)
+        check_op(torchao.choose_qparams_affine.default, args, rtol=0, atol=0)
+
+
 def test_quantize_affine_and_back():
     @cases
     def check(case):
