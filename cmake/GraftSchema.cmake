@@ -32,14 +32,14 @@ graft_flatbuffers_header("${GRAFT_EXECUTORCH_ROOT}/schema/scalar_type.fbs")
 graft_flatbuffers_header("${program_schema}")
 graft_flatbuffers_header("${flat_tensor_schema}")
 
-# In Python the generated modules are private: graft._fb. flatc takes the package name from the namespace.
-set(python_schema "${GRAFT_GENERATED}/python_schema/graft.fbs")
+# In Python the generated modules are private: graft._fb, and graft._fb.executorch of ExecuTorch's container.
 add_custom_command(
   OUTPUT "${GRAFT_GENERATED_PYTHON}/graft/_fb/Program.py"
   COMMAND "${CMAKE_COMMAND}" -DFLATC=${GRAFT_FLATC} -DSCHEMA=${CMAKE_CURRENT_SOURCE_DIR}/schema/graft.fbs
-          -DRENAMED=${python_schema} -DOUT=${GRAFT_GENERATED_PYTHON}
-          -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/flatc_python.cmake"
-  DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/schema/graft.fbs" "${CMAKE_CURRENT_SOURCE_DIR}/cmake/flatc_python.cmake"
-  COMMENT "flatc graft.fbs (Python)" VERBATIM)
+          -DEXECUTORCH_SCHEMAS=${GRAFT_EXECUTORCH_ROOT}/schema -DRENAMED=${GRAFT_GENERATED}/python_schema
+          -DOUT=${GRAFT_GENERATED_PYTHON} -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/flatc_python.cmake"
+  DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/schema/graft.fbs" "${program_schema}"
+          "${CMAKE_CURRENT_SOURCE_DIR}/cmake/flatc_python.cmake"
+  COMMENT "flatc graft.fbs, program.fbs (Python)" VERBATIM)
 
 add_custom_target(graft_schema ALL DEPENDS ${GRAFT_GENERATED_HEADERS} "${GRAFT_GENERATED_PYTHON}/graft/_fb/Program.py")

@@ -28,13 +28,13 @@ from torch.utils import _pytree as pytree
 from graft._files import unfinished
 from graft.errors import ExportError, raised_by, typed
 from graft.exporter import control_flow, parts, quiet, stored_plans, targets, torch_export
-from graft.exporter.backend import option_specs
 from graft.exporter.complex_pairs import without_complex
 from graft.exporter.options import ExportOptions
 from graft.exporter.partitioner import GraftPartitioner, Undelegated
 from graft.exporter.predicate import Predicate
 from graft.exporter.quantization import stored_types
 from graft.exporter.serialize import Signature, weight_digests
+from graft.exporter.specs import option_specs
 
 _METHOD_FIELDS = {"model", "args", "kwargs", "dynamic_shapes"}
 _WEIGHTS = ("package", "ptd", "external")
@@ -172,9 +172,8 @@ def _export(
     )
     with torch.no_grad(), quiet.lowering(), torch_export.one_precision():
         programs = {name: _prepared(one) for name, one in make_programs().items()}
-        partitioners = _partitioners(
-            programs, weights, target.stem, options.predicate, quantize, option_specs(options.delegate_options or {})
-        )
+        specs = [CompileSpec(*spec) for spec in option_specs(options.delegate_options or {})]
+        partitioners = _partitioners(programs, weights, target.stem, options.predicate, quantize, specs)
         manager = to_edge_transform_and_lower(
             programs,
             partitioner={name: [partitioner] for name, partitioner in partitioners.items()},

@@ -15,7 +15,7 @@ from torch.export import Dim
 
 import graft
 from graft import ExportOptions, _C
-from graft.exporter.backend import EXTERNAL_SPEC, SESSION_KEY, SIGNATURE_SPEC
+from graft.exporter.specs import EXTERNAL, SESSION_KEY, SIGNATURE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
@@ -125,7 +125,7 @@ def test_external_weights(tmp_path):
     assert content in (tmp_path / "p.ptd").read_bytes() and content not in path.read_bytes()
     assert set(package(path).named_data.pte_data) == {SESSION_KEY}
     specs = {s.key: bytes(s.value) for s in package(path).program.execution_plan[0].delegates[0].compile_specs}
-    assert specs[EXTERNAL_SPEC] == b"p"
+    assert specs[EXTERNAL] == b"p"
 
 
 def test_methods_share_weights_unless_they_differ(tmp_path):
@@ -177,7 +177,7 @@ def test_every_kind_of_argument(tmp_path):
     assert (in_spec.num_leaves, out_spec.num_leaves) == (7, 5)
     assert sorted(method.table["user_input_names"]) == ["pair_a", "x"]
     specs = {s.key: bytes(s.value) for s in package(path).program.execution_plan[0].delegates[0].compile_specs}
-    names = json.loads(specs[SIGNATURE_SPEC])["user_input_names"]
+    names = json.loads(specs[SIGNATURE])["user_input_names"]
     assert names == ["x", "pair_a", "n", "nothing", "scale", "flags_0", "flags_1"]
 
 

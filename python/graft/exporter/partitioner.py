@@ -14,7 +14,8 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, Par
 from executorch.exir.backend.utils import tag_constant_data
 
 from graft.errors import ExportError
-from graft.exporter import backend, targets
+from graft.exporter import specs, targets
+from graft.exporter.backend import GraftBackend
 from graft.exporter.predicate import Predicate, engine, has_delegate, refused_nodes
 from graft.exporter.serialize import Signature, declared_lower_bounds, serialize
 
@@ -46,7 +47,7 @@ class GraftPartitioner(Partitioner):
         predicate: Predicate | None = None,
     ) -> None:
         super().__init__()
-        self.delegation_spec = DelegationSpec(backend.BACKEND_ID, list(compile_specs))
+        self.delegation_spec = DelegationSpec(GraftBackend.__name__, list(compile_specs))
         self._method = method
         self._signature = signature
         self._external_weights = external_weights
@@ -97,7 +98,7 @@ class GraftPartitioner(Partitioner):
         _leave_shared_constants(exported_program)
         _tag_states(exported_program)
         self._check_shared_states(exported_program)
-        spec = DelegationSpec(backend.BACKEND_ID, self._specs(exported_program))
+        spec = DelegationSpec(GraftBackend.__name__, self._specs(exported_program))
         return PartitionResult(
             tagged_exported_program=exported_program,
             partition_tags={f"graft_{part}": spec for part in sorted(set(tags.values()))},
@@ -117,22 +118,20 @@ class GraftPartitioner(Partitioner):
                 )
 
     def _specs(self, program: ExportedProgram) -> list[CompileSpec]:
-        specs = list(self.delegation_spec.compile_specs)
-        specs.append(backend.signature_spec(self._signature or Signature.of(program)))
-        specs.append(CompileSpec(backend.METHOD_SPEC, self._method.encode()))
+        own = [specs.signature_spec(self._signature or Signature.of(program)), specs.Spec(specs.METHOD, self._method.encode())]
         if self._external_weights is not None:
-            specs.append(CompileSpec(backend.EXTERNAL_SPEC, self._external_weights.encode()))
-        if self._quantize:
-            specs.append(CompileSpec(backend.QUANTIZE_SPEC, json.dumps(self._quantize).encode()))
+            own.append(specs.Spec(specs.EXTERNAL, self._external_weights.encode()))
         if self._leave_out is not None:
-            specs.append(CompileSpec(backend.LEAVE_OUT_SPEC, json.dumps(self._leave_out).encode()))
-        if self._lower_bounds:
-            specs.append(CompileSpec(backend.LOWER_BOUNDS_SPEC, json.dumps(self._lower_bounds).encode()))
-        if self._states:
-            specs.append(CompileSpec(backend.STATES_SPEC, json.dumps(self._states).encode()))
-        if self._content_keys:
-            specs.append(CompileSpec(backend.CONTENT_KEYS_SPEC, json.dumps(self._content_keys).encode()))
-        return specs
+            own.append(specs.Spec(specs.LEAVE_OUT, json.dumps(self._leave_out).encode()))
+        for key, value in (
+            (specs.QUANTIZE, self._quantize),
+            (specs.LOWER_BOUNDS, self._lower_bounds),
+            (specs.STATES, self._states),
+            (specs.CONTENT_KEYS, self._content_keys),
+        ):
+            if value:
+                own.append(specs.Spec(key, json.dumps(value).encode()))
+        return [*self.delegation_spec.compile_specs, *(CompileSpec(*spec) for spec in own)]
 
 
 class Undelegated(GraftPartitioner):

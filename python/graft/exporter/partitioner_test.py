@@ -13,7 +13,7 @@ from executorch.exir.delegate import executorch_call_delegate
 from ir_text import FakePredicate, Method, read
 from torch.export import Dim
 
-from graft.exporter.backend import SESSION_KEY
+from graft.exporter.specs import SESSION_KEY
 from graft.exporter.partitioner import GraftPartitioner, _assign
 
 

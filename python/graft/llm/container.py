@@ -1,40 +1,47 @@
 """Writes a package whose methods are each one call of graft's delegate.
 
 `graft.export` goes through ExecuTorch's lowering, which retraces the program several times: minutes for a model of many
-layers, and it wants weights in memory. Here the graph is serialized as it was traced, and the container around it is
-written with ExecuTorch's own schema and serializer; data goes from file to file.
+layers, and it wants weights in memory. Here the graph is serialized as it was traced; data goes from file to file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
-from graft.exporter import exir  # noqa: F401  isort: skip  (before executorch.exir)
-from executorch.exir import schema
-from executorch.exir._serialize._cord import Cord, FileBackedData
-from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
-from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
-from executorch.exir._serialize.data_serializer import DataEntry
-from executorch.exir.backend.compile_spec_schema import CompileSpec
-from executorch.exir.scalar_type import ScalarType
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from graft._fb.executorch.AllocationDetails import AllocationDetailsT
+from graft._fb.executorch.BackendDelegate import BackendDelegateT
+from graft._fb.executorch.BackendDelegateDataReference import BackendDelegateDataReferenceT
+from graft._fb.executorch.Bool import BoolT
+from graft._fb.executorch.Chain import ChainT
+from graft._fb.executorch.CompileSpec import CompileSpecT
+from graft._fb.executorch.ContainerMetadata import ContainerMetadataT
+from graft._fb.executorch.DataLocation import DataLocation
+from graft._fb.executorch.DelegateCall import DelegateCallT
+from graft._fb.executorch.EValue import EValueT
+from graft._fb.executorch.ExecutionPlan import ExecutionPlanT
+from graft._fb.executorch.Instruction import InstructionT
+from graft._fb.executorch.InstructionArguments import InstructionArguments
+from graft._fb.executorch.Int import IntT
+from graft._fb.executorch.KernelTypes import KernelTypes
+from graft._fb.executorch.NamedData import NamedDataT
+from graft._fb.executorch.Program import ProgramT
+from graft._fb.executorch.ScalarType import ScalarType
+from graft._fb.executorch.SubsegmentOffsets import SubsegmentOffsetsT
+from graft._fb.executorch.Tensor import TensorT
+from graft._fb.executorch.TensorShapeDynamism import TensorShapeDynamism
 from graft._files import unfinished
-from graft.exporter.backend import (
-    BACKEND_ID,
-    METHOD_SPEC,
-    SESSION_KEY,
-    WEIGHT_ALIGNMENT,
-    option_specs,
-    signature_spec,
-)
+from graft.exporter import specs
+from graft.exporter.pte import Data, LazyData, table
+from graft.exporter.pte import write as write_pte
 from graft.exporter.serialize import Blob, Signature
 
 _SCALAR_TYPES = {
@@ -57,169 +64,140 @@ _MOST_PLANNED = 2**22
 _MOST_ROWS = 1024
 
 
-class LazyData(FileBackedData):
-    """Bytes that are made when they are written: `chunks` yields them, `size` in all."""
-
-    def __init__(self, size: int, chunks: Callable[[], Any], done: Callable[[int], None] = lambda _: None) -> None:
-        self._length = size
-        self._chunks = chunks
-        self._done = done
-        self._digest: bytes | None = None
-
-    def __len__(self) -> int:
-        return self._length
-
-    def to_bytes(self) -> bytes:
-        return b"".join(self._chunks())
-
-    def sha256(self) -> bytes:
-        if self._digest is None:
-            digest = hashlib.sha256()
-            for chunk in self._chunks():
-                digest.update(chunk)
-            self._digest = digest.digest()
-        return self._digest
-
-    def write_to_file(self, outfile: BinaryIO) -> None:
-        for chunk in self._chunks():
-            outfile.write(chunk)
-            self._done(len(chunk))
-
-    def close(self) -> None:
-        pass
-
-
 def write(
     path: Path,
     methods: Mapping[str, tuple[ExportedProgram, Blob]],
-    data: Mapping[str, bytes | FileBackedData],
+    data: Mapping[str, Data],
     constants: Mapping[str, Any] | None = None,
     options: Mapping[str, int | str] | None = None,
 ) -> None:
     """The package, whole or not at all. data: named data besides the blobs' weights. constants: what methods without
     inputs return, by name. options: how ExecuTorch's delegate runs, where its caller says nothing."""
-    named: dict[str, bytes | FileBackedData] = {SESSION_KEY: b"graft"}
+    named: dict[str, Data] = {specs.SESSION_KEY: b"graft"}
     for _, one in methods.values():
         named.update({key: value.tobytes() for key, value in one.weights.items()})
     named.update(data)
-    entries = {key: DataEntry(i, WEIGHT_ALIGNMENT, None) for i, key in enumerate(named)}
-    pte = serialize_pte_binary(
-        PTEFile(
-            program=_program(methods, constants or {}, option_specs(options or {})),
-            named_data=NamedDataStoreOutput(buffers=list(named.values()), pte_data=entries, external_data={}),
-        ),
-        extract_delegate_segments=True,
+    given = specs.option_specs(options or {})
+    plans = [_plan(1 + i, name, program, given) for i, (name, (program, _)) in enumerate(methods.items())]
+    # The first segment is that of ExecuTorch's own constants, of which there are none.
+    segments: list[Data] = [b"", *(blob.data for _, blob in methods.values()), *named.values()]
+    first = len(segments) - len(named)
+    program = table(
+        ProgramT,
+        executionPlan=[*plans, *(_constant(name, value) for name, value in (constants or {}).items())],
+        constantBuffer=[],
+        backendDelegateData=[],
+        constantSegment=table(SubsegmentOffsetsT, segmentIndex=0, offsets=[0]),
+        namedData=[table(NamedDataT, key=key, segmentIndex=first + i) for i, key in enumerate(named)],
     )
-    replace(path, pte)
+    replace(path, lambda file: write_pte(file, program, segments))
 
 
-def replace(path: Path, content: Cord) -> None:
+def replace(path: Path, content: Callable[[BinaryIO], None]) -> None:
+    """content: writes it."""
     with unfinished(path.parent, path.name) as folder:
         made = folder / path.name
         with open(made, "wb") as file:
-            content.write_to_file(file)
+            content(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(made, path)
 
 
-def _program(
-    methods: Mapping[str, tuple[ExportedProgram, Blob]], constants: Mapping[str, Any], specs: list[CompileSpec]
-) -> schema.Program:
-    plans = [_plan(i, name, program, specs) for i, (name, (program, _)) in enumerate(methods.items())]
-    return schema.Program(
-        version=0,
-        execution_plan=[*plans, *(_constant(name, value) for name, value in constants.items())],
-        constant_buffer=[schema.Buffer(b"")],
-        backend_delegate_data=[schema.BackendDelegateInlineData(blob.data) for _, blob in methods.values()],
-        segments=[],
-        constant_segment=schema.SubsegmentOffsets(0, []),
-    )
-
-
-def _constant(method: str, value: Any) -> schema.ExecutionPlan:
+def _constant(method: str, value: Any) -> ExecutionPlanT:
     leaves, spec = pytree.tree_flatten(value)
-    kinds = {bool: schema.Bool, int: schema.Int}
-    return schema.ExecutionPlan(
+    return table(
+        ExecutionPlanT,
         name=method,
-        container_meta_type=schema.ContainerMetadata("", spec.to_str()),
-        values=[schema.EValue(kinds[type(leaf)](leaf)) for leaf in leaves],
+        containerMetaType=table(ContainerMetadataT, encodedInpStr="", encodedOutStr=spec.to_str()),
+        values=[_number(leaf) for leaf in leaves],
         inputs=[],
         outputs=list(range(len(leaves))),
-        chains=[schema.Chain(inputs=[], outputs=[], instructions=[], stacktrace=None)],
+        chains=[table(ChainT, inputs=[], outputs=[], instructions=[])],
         operators=[],
         delegates=[],
-        non_const_buffer_sizes=[0],
+        nonConstBufferSizes=[0],
     )
 
 
-def _plan(index: int, method: str, program: ExportedProgram, specs: list[CompileSpec]) -> schema.ExecutionPlan:
+def _number(value: bool | int) -> EValueT:
+    if isinstance(value, bool):
+        return table(EValueT, valType=KernelTypes.Bool, val=table(BoolT, boolVal=value))
+    return table(EValueT, valType=KernelTypes.Int, val=table(IntT, intVal=value))
+
+
+def _plan(segment: int, method: str, program: ExportedProgram, given: list[specs.Spec]) -> ExecutionPlanT:
+    """segment: of the blob."""
     signature = Signature.of(program)
     by_name = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     inputs = [_value(by_name.get(name, name)) for name in program.graph_signature.user_inputs]
     outputs = [_value(by_name[name]) for name in program.graph_signature.user_outputs]
-    planned = _plan_memory([output for output in outputs if isinstance(output, schema.Tensor)])
-    values = [schema.EValue(value) for value in (*inputs, *outputs)]
-    indices = list(range(len(values)))
-    call = schema.Instruction(schema.DelegateCall(delegate_index=0, args=indices))
-    return schema.ExecutionPlan(
+    planned = _plan_memory([value.val for value in outputs if value.valType == KernelTypes.Tensor])
+    indices = list(range(len(inputs) + len(outputs)))
+    call = table(
+        InstructionT,
+        instrArgsType=InstructionArguments.DelegateCall,
+        instrArgs=table(DelegateCallT, delegateIndex=0, args=indices),
+    )
+    own = [specs.signature_spec(signature), specs.Spec(specs.METHOD, method.encode())]
+    return table(
+        ExecutionPlanT,
         name=method,
-        container_meta_type=schema.ContainerMetadata(signature.in_spec, signature.out_spec),
-        values=values,
+        containerMetaType=table(ContainerMetadataT, encodedInpStr=signature.in_spec, encodedOutStr=signature.out_spec),
+        values=[*inputs, *outputs],
         inputs=indices[: len(inputs)],
         outputs=indices[len(inputs) :],
-        chains=[schema.Chain(inputs=[], outputs=[], instructions=[call], stacktrace=None)],
+        chains=[table(ChainT, inputs=[], outputs=[], instructions=[call])],
         operators=[],
         delegates=[
-            schema.BackendDelegate(
-                id=BACKEND_ID,
-                processed=schema.BackendDelegateDataReference(schema.DataLocation.INLINE, index),
-                compile_specs=[signature_spec(signature), CompileSpec(METHOD_SPEC, method.encode()), *specs],
+            table(
+                BackendDelegateT,
+                id=specs.BACKEND_ID,
+                processed=table(BackendDelegateDataReferenceT, location=DataLocation.SEGMENT, index=segment),
+                compileSpecs=[
+                    table(CompileSpecT, key=spec.key, value=np.frombuffer(spec.value, np.uint8)) for spec in (*own, *given)
+                ],
             )
         ],
-        non_const_buffer_sizes=[0, planned] if planned else [0],
+        nonConstBufferSizes=[0, planned] if planned else [0],
     )
 
 
-def _plan_memory(outputs: list[schema.Tensor]) -> int:
+def _plan_memory(outputs: list[TensorT]) -> int:
     """Gives outputs memory of the method's, which a caller of ExecuTorch's Module then need not set, where their upper
     bounds are small. Returns its bytes."""
     total = 0
     for tensor in outputs:
-        size = _bytes(tensor.sizes, tensor.scalar_type)
+        size = _bytes(tensor.sizes, tensor.scalarType)
         if size > _MOST_PLANNED:
             continue
-        tensor.allocation_info = schema.AllocationDetails(
-            memory_id=1, memory_offset_low=total, memory_offset_high=0
-        )
-        total += -(-size // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT
+        tensor.allocationInfo = table(AllocationDetailsT, memoryId=1, memoryOffsetLow=total, memoryOffsetHigh=0)
+        total += -(-size // specs.WEIGHT_ALIGNMENT) * specs.WEIGHT_ALIGNMENT
     return total
 
 
-def _bytes(sizes: list[int], kind: ScalarType) -> int:
+def _bytes(sizes: list[int], kind: int) -> int:
     return math.prod(sizes) * _ITEM_SIZES[kind]
 
 
-def _value(value: Any) -> schema.Tensor | schema.Int:
-    return _tensor(value) if isinstance(value, torch.Tensor) else schema.Int(_most(value))
+def _value(value: Any) -> EValueT:
+    if not isinstance(value, torch.Tensor):
+        return _number(_most(value))
+    return table(EValueT, valType=KernelTypes.Tensor, val=_tensor(value))
 
 
-def _tensor(value: torch.Tensor) -> schema.Tensor:
+def _tensor(value: torch.Tensor) -> TensorT:
     kind = _SCALAR_TYPES[value.dtype]
     sizes = [_most(size) for size in value.shape]
     if value.dim() and not isinstance(value.shape[0], int) and sizes[0] < _MOST_ROWS:
         wider = [_MOST_ROWS, *sizes[1:]]
         sizes = wider if _bytes(wider, kind) <= _MOST_PLANNED else sizes
-    return schema.Tensor(
-        scalar_type=kind,
-        storage_offset=0,
+    return table(
+        TensorT,
+        scalarType=kind,
         sizes=sizes,
-        dim_order=list(range(value.dim())),
-        requires_grad=False,
-        layout=0,
-        data_buffer_idx=0,
-        allocation_info=None,
-        shape_dynamism=schema.TensorShapeDynamism.DYNAMIC_BOUND,
+        dimOrder=list(range(value.dim())),
+        shapeDynamism=TensorShapeDynamism.DYNAMIC_BOUND,
     )
 
 
@@ -233,3 +211,6 @@ def _most(size: Any) -> int:
     if upper.is_finite is not False and upper <= _LARGEST_SIZE:
         return int(upper)
     return 1 if size.node.hint is None else int(size.node.hint)
+
+
+__all__ = ["LazyData", "replace", "write"]

@@ -20,7 +20,7 @@ from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import Blob, StoredWeight
 from graft.llm.checkpoint import Checkpoint, tied_names
 from graft.llm import stages as cutting
-from graft.llm import audio, ctc, picture_files, pictures, rope, seq2seq, speech, text_runner
+from graft.llm import audio, container, ctc, picture_files, pictures, rope, seq2seq, speech, text_runner
 from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
@@ -199,7 +199,6 @@ def write_package(
         raise ExportError(f"expected a context from 1 to {most}, found {context}")
     sizes = stored_plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
     say(f"tracing {type(checkpoint.model).__name__}, {config.num_hidden_layers} layers")
-    from graft.llm import container  # ExecuTorch takes seconds to import: errors are reported before
 
     if with_encoder:
         encoder_context = _most_tokens(config, _ENCODER_SIZES) or context
@@ -288,8 +287,6 @@ def _write_ctc(
     predicate: Predicate | None,
 ) -> Path:
     """Of a model of speech that is no language model: its one method, and what its sound becomes."""
-    from graft.llm import container
-
     say = say_on_stderr if progress else silent
     ctc.check(checkpoint.model)
     about = ctc.metadata(checkpoint, processor)
@@ -337,8 +334,6 @@ def weight_data(
     used: Collection[_Placed], target: Path, weights: str, progress: bool, say: Callable[[str], None]
 ) -> tuple[_Bar, dict[str, Any]]:
     """What a package at this path holds of these weights, and the names of the files that have the others."""
-    from graft.llm import container
-
     copied = {weight.described.key: weight.stored for weight in used if weight.copied}
     if weights == "external" and copied:
         say(f"{len(copied)} weights have no file of their own and go into the package")

@@ -12,7 +12,7 @@ import torch
 
 from graft.errors import ExportError, raised_by, typed
 from graft.llm import export as language_models
-from graft.llm import text_to_speech
+from graft.llm import container, text_to_speech
 from graft.llm.checkpoint import Checkpoint, named_tensors
 from graft.llm.lower import lower
 from graft.llm.picture_files import take_tokenizer
@@ -90,8 +90,6 @@ def write_speaker(
     bar, data = language_models.weight_data(used, target, "package", progress, say)
     data.update({f"graft.{name}": content for name, content in checkpoint.files.items()})
     data[METADATA] = json.dumps(_metadata(model, codec, processor, context), indent=1).encode()
-    from graft.llm import container
-
     say(f"writing {target}")
     with bar:
         container.write(target, methods, data, {}, {"kv_length": context})

@@ -168,20 +168,19 @@ def killed(write, check, most: float = 0.006) -> int:
     return KILLS
 
 
-class Content:
-    """What container.replace() writes."""
+def content(of: bytes):
+    """What container.replace() calls."""
 
-    def __init__(self, content: bytes) -> None:
-        self.content = content
+    def write(file) -> None:
+        for at in range(0, len(of), 4096):
+            file.write(of[at : at + 4096])
 
-    def write_to_file(self, file) -> None:
-        for at in range(0, len(self.content), 4096):
-            file.write(self.content[at : at + 4096])
+    return write
 
 
 def test_an_export_that_is_killed_leaves_the_old_package_or_the_new_one(tmp_path):
     package, whole = tmp_path / "model.pte", [b"a" * 100_000, b"b" * 50_000]
-    container.replace(package, Content(whole[0]))
+    container.replace(package, content(whole[0]))
     seen = set()
 
     def check():
@@ -189,9 +188,9 @@ def test_an_export_that_is_killed_leaves_the_old_package_or_the_new_one(tmp_path
         assert found in whole
         seen.add(found[:1])
 
-    count = killed(lambda i: container.replace(package, Content(whole[(i + 1) % 2])), check)
+    count = killed(lambda i: container.replace(package, content(whole[(i + 1) % 2])), check)
     assert b"b" in seen
-    container.replace(package, Content(whole[0]))
+    container.replace(package, content(whole[0]))
     assert os.listdir(tmp_path) == ["model.pte"], "what a killed writer left"
     print(f"KILLS package of export_llm | {count}")
 
@@ -261,5 +260,5 @@ def test_files_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
     (tmp_path / "a").write_bytes(b"x")
     _flush(tmp_path / "a")
-    container.replace(tmp_path / "b", Content(b"y"))
+    container.replace(tmp_path / "b", content(b"y"))
     assert [Path(name).name for name in synced] == ["a", "b"]
