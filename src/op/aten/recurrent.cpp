@@ -196,7 +196,8 @@ Net net_of(const Call& call) {
   net.batch_first = call.boolean("batch_first");
   const bool biases = call.boolean("has_biases");
   const std::vector<Tensor> params = call.tensors("params");
-  const std::int64_t parts = net.layers * net.directions;
+  const auto given = static_cast<std::int64_t>(params.size());
+  const std::int64_t parts = net.layers > 0 && net.layers <= given ? net.layers * net.directions : 0;
   const std::size_t plain = biases ? 4 : 2;
   const std::size_t each = parts > 0 ? params.size() / static_cast<std::size_t>(parts) : 0;
   GRAFT_CHECK(InvalidArgument,

@@ -4,6 +4,10 @@ import pytest
 import torch
 from op_cases import Cases, cases
 
+import graft
+from graft.exporter.serialize import serialize
+from graft.testing import run_blob
+
 aten = torch.ops.aten
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -74,3 +78,20 @@ def test_large_weights_shared_by_threads(kind: str) -> None:
             for a, b, c in zip(found, one, expected, strict=True):
                 assert torch.equal(a, b)
                 torch.testing.assert_close(a, c, atol=ATOL, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [0, -1, 3, 2**62, -(2**63)])
+def test_a_number_of_layers_that_has_no_weights(layers):
+    """PyTorch does not trace one: a damaged program may hold it."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x, states, params):
+            return aten.lstm.input(x, states, params, True, 2, 0.0, False, True, False)
+
+    params = [p.detach() for p in torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True).parameters()]
+    inputs = torch.randn(5, 2, 3), [torch.randn(4, 2, 4)] * 2, params
+    program = torch.export.export(Net(), inputs)
+    (node,) = (n for n in program.graph.nodes if n.target is aten.lstm.input)
+    node.args = (*node.args[:4], layers, *node.args[5:])
+    with pytest.raises(graft.InvalidArgument, match=f"16 params do not fit {layers} layers in 2 directions"):
+        run_blob(serialize(program).data, torch.utils._pytree.tree_leaves(inputs))
