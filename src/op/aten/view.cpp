@@ -24,12 +24,16 @@ std::vector<Tensor> view_lower(const Call& call, std::span<const Shape>, Lowerin
   return {view(call)};
 }
 
+// Before that many views are made: a damaged program asks for any number.
+void check_count(const Call& call, std::int64_t count) {
+  GRAFT_CHECK(InvalidArgument, count == static_cast<std::int64_t>(call.output_count()), "gives ", count,
+              " tensors here, but the program takes ", call.output_count());
+}
+
 template <ListFn views>
 std::vector<Shape> list_shape(const Call& call) {
   std::vector<Shape> shapes;
   for (const Tensor& tensor : views(call)) shapes.push_back(tensor.shape());
-  GRAFT_CHECK(InvalidArgument, shapes.size() == call.output_count(), "gives ", shapes.size(),
-              " tensors here, but the program takes ", call.output_count());
   return shapes;
 }
 
@@ -283,14 +287,13 @@ Tensor narrow(const Call& call) {
   return sliced(self, dim, start, length);
 }
 
-std::vector<Tensor> chunks_of(const Tensor& self, int dim, std::int64_t size) {
+std::vector<Tensor> chunks_of(const Call& call, int dim, std::int64_t size) {
+  const Tensor& self = call.tensor("self");
+  const std::int64_t whole = self.size(dim), count = std::max<std::int64_t>(whole / size + (whole % size != 0), 1);
+  check_count(call, count);
   std::vector<Tensor> result;
-  std::int64_t start = 0;
-  do {  // a dimension of size 0 gives one empty chunk
-    const std::int64_t length = std::min(size, self.size(dim) - start);
-    result.push_back(sliced(self, dim, start, length));
-    start += size;
-  } while (start < self.size(dim));
+  for (std::int64_t i = 0; i < count; ++i)  // a dimension of size 0 gives one empty chunk
+    result.push_back(sliced(self, dim, i * size, std::min(size, whole - i * size)));
   return result;
 }
 
@@ -301,7 +304,7 @@ std::vector<Tensor> split(const Call& call) {
   const std::int64_t size = call.integer("split_size");
   GRAFT_CHECK(InvalidArgument, size > 0 || (size == 0 && self.size(dim) == 0), "split_size must be positive, got ",
               size);
-  return chunks_of(self, dim, std::max<std::int64_t>(size, 1));
+  return chunks_of(call, dim, std::max<std::int64_t>(size, 1));
 }
 
 std::vector<Tensor> split_with_sizes(const Call& call) {
@@ -318,6 +321,7 @@ std::vector<Tensor> split_with_sizes(const Call& call) {
   }
   GRAFT_CHECK(InvalidArgument, start == self.size(dim), "sizes add up to ", start, ", but dimension ", dim,
               " has size ", self.size(dim));
+  check_count(call, static_cast<std::int64_t>(result.size()));
   return result;
 }
 
@@ -328,7 +332,8 @@ std::vector<Tensor> chunk(const Call& call) {
   const std::int64_t chunks = call.integer("chunks");
   GRAFT_CHECK(InvalidArgument, chunks > 0, "chunks must be positive, got ", chunks);
   const std::int64_t size = self.size(dim) / chunks + (self.size(dim) % chunks != 0);
-  if (size > 0) return chunks_of(self, dim, size);
+  if (size > 0) return chunks_of(call, dim, size);
+  check_count(call, chunks);
   return std::vector<Tensor>(static_cast<std::size_t>(chunks), self);  // PyTorch keeps the count for size 0
 }
 
@@ -336,6 +341,7 @@ std::vector<Tensor> unbind(const Call& call) {
   const Tensor& self = call.tensor("self");
   GRAFT_CHECK(InvalidArgument, self.rank() > 0, "cannot unbind a 0-d tensor");
   const int dim = dim_of(call, "dim", self.rank());
+  check_count(call, self.size(dim));
   std::vector<Tensor> result;
   for (std::int64_t i = 0; i < self.size(dim); ++i) result.push_back(selected(self, dim, i));
   return result;

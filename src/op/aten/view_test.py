@@ -2,8 +2,11 @@
 
 import pytest
 import torch
-from graft.testing import check_op
 from op_cases import ALL, Cases, cases
+
+import graft
+from graft.exporter.serialize import serialize
+from graft.testing import check_op, run_blob
 
 aten = torch.ops.aten
 
@@ -237,3 +240,19 @@ def test_as_strided(case):
         strides.append(stride)
     args = (x, sizes, strides) if start == 0 else (x, sizes, strides, start)
     check_op(aten.as_strided.default, args)
+
+
+@pytest.mark.parametrize(("target", "argument", "count"), [(aten.chunk.default, 2**40, 2**40), (aten.split.Tensor, 2**62, 1)], ids=str)
+def test_more_or_fewer_views_than_the_program_takes(target, argument, count):
+    """PyTorch does not trace one: a damaged program may ask for more views than fit into memory."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return target(x, 2)
+
+    rows = 0 if target is aten.chunk.default else 4
+    program = torch.export.export(Net(), (torch.ones(rows, 4),))
+    (node,) = (n for n in program.graph.nodes if n.target is target)
+    node.args = (node.args[0], argument)
+    with pytest.raises(graft.InvalidArgument, match=f"gives {count} tensors here, but the program takes 2"):
+        run_blob(serialize(program).data, [torch.ones(rows, 4)])
