@@ -22,7 +22,7 @@ from graft.errors import ExportError, Unsupported
 TOKENS = 6
 _CLOSE = 2e-3  # of the largest logit, where both compute in f32
 _LOOSE = 0.15  # where weights or keys are stored in few bits, which the probe is not about
-_AT_ONCE = 1 << 21  # elements of a linear layer's weight that are converted
+_AT_ONCE = 1 << 21  # elements of a linear layer's weight that are converted together
 POSITIONS = ("columns", "mask", "ids")
 
 
@@ -147,6 +147,8 @@ class _Probe:
 def in_f32(model: torch.nn.Module, values: Callable[[str, torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Within it, each module's parameters and buffers are f32 while it runs. values: of a weight, by its name."""
     handles, linear = [], []
+    widest = max((m.in_features for m in model.modules() if isinstance(m, torch.nn.Linear)), default=0)
+    room = torch.empty(max(_AT_ONCE, widest), dtype=torch.float32)
     swapped: dict[torch.nn.Module, list[dict[str, Any]]] = {}
 
     def put(path: str, module: torch.nn.Module) -> None:
@@ -175,7 +177,7 @@ def in_f32(model: torch.nn.Module, values: Callable[[str, torch.Tensor], torch.T
             if not needs(module):
                 continue
             if type(module) is torch.nn.Linear and "forward" not in vars(module):
-                module.forward = functools.partial(_linear, module, path, values)
+                module.forward = functools.partial(_linear, module, path, values, room)
                 linear.append(module)
             else:
                 handles.append(module.register_forward_pre_hook(lambda m, _, path=path: put(path, m), prepend=True))
@@ -194,15 +196,26 @@ def in_f32(model: torch.nn.Module, values: Callable[[str, torch.Tensor], torch.T
 
 
 def _linear(
-    module: torch.nn.Linear, path: str, values: Callable[[str, torch.Tensor], torch.Tensor], inputs: torch.Tensor
+    module: torch.nn.Linear,
+    path: str,
+    values: Callable[[str, torch.Tensor], torch.Tensor],
+    room: torch.Tensor,
+    inputs: torch.Tensor,
 ) -> torch.Tensor:
-    """In f32, some rows of the weight at a time: converted ones stay in the caches."""
-    weight, bias = values(f"{path}.weight", module.weight).detach(), None
+    """In f32, some rows of the weight at a time: converted ones stay in the caches. room: for them; memory from the system
+    would cost as much as the conversion."""
+    weight = values(f"{path}.weight", module.weight).detach()
+    rows, columns = weight.shape
+    flat, found = inputs.reshape(-1, columns), inputs.new_empty(*inputs.shape[:-1], rows)
+    flat_found = found.view(-1, rows)
+    step = room.numel() // columns if columns else rows
+    for first in range(0, rows, step or 1):
+        block = weight[first : first + step]
+        converted = room[: block.numel()].view(block.shape).copy_(block)
+        torch.mm(flat, converted.t(), out=flat_found[:, first : first + step])
     if module.bias is not None:
-        bias = values(f"{path}.bias", module.bias).detach().to(torch.float32)
-    blocks = weight.split(max(1, _AT_ONCE // weight.shape[1]))
-    found = torch.cat([torch.nn.functional.linear(inputs, block.to(torch.float32)) for block in blocks], -1)
-    return found if bias is None else found + bias
+        found += values(f"{path}.bias", module.bias).detach().to(torch.float32)
+    return found
 
 
 def _looks_up(module: torch.nn.Module) -> bool:

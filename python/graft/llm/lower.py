@@ -67,19 +67,23 @@ def lower(
             break
         table = {**_PARTS, **table, **more}
         try:
+            program.graph_module.recompile()
             with torch_export.one_precision():
                 program = program.run_decompositions(table)
         except Exception:  # of a graph that PyTorch itself cannot run again: the nodes are named then
             break
         _drop_no_ops(program)
         refused = _refused(program, predicate)
-    return program, blob_of(program, stored, predicate, method)
+    if refused:
+        raise ExportError(_message(refused))
+    program.graph_module.recompile()
+    return program, serialize({method: program}, stored=stored)
 
 
 def blob_of(
     program: ExportedProgram, stored: Mapping[str, StoredWeight], predicate: Predicate | None, method: str
 ) -> Blob:
-    """The blob of a lowered program. Raises ExportError for nodes that graft does not run."""
+    """The blob of a part of a lowered program. Raises ExportError for nodes that graft does not run."""
     if refused := _refused(program, predicate):
         raise ExportError(_message(refused))
     return serialize({method: program}, stored=stored)
@@ -133,7 +137,6 @@ def _drop_no_ops(program: ExportedProgram) -> None:
             program.graph_signature.replace_all_uses(node.name, node.args[0].name)
             graph.erase_node(node)
     graph.eliminate_dead_code()
-    program.graph_module.recompile()
 
 
 def _make_functional(program: ExportedProgram) -> None:
@@ -149,7 +152,6 @@ def _make_functional(program: ExportedProgram) -> None:
             continue
         changed.replace_all_uses_with(node, delete_user_cb=lambda user, at=order[node]: order[user] > at)
         node.target = twin
-    program.graph_module.recompile()
 
 
 def _functional_twin(node: torch.fx.Node) -> torch._ops.OpOverload | None:
