@@ -7,6 +7,7 @@ import pytest
 import torch
 from executorch.exir import schema
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+from torch.utils import _pytree as pytree
 
 from graft._fb.executorch.ExecutionPlan import ExecutionPlanT
 from graft._fb.executorch.Program import ProgramT
@@ -73,6 +74,9 @@ def test_executorch_reads_and_would_write_it(tmp_path):
     assert specs["graft.method"] == b"again" and specs["graft.option.kv_length"] == b"7"
     assert [value.val.int_val for value in plans["get_sizes"].values] == [3, 4]
     assert plans["is_one"].values[0].val.bool_val is True
+    leaf, pair = (pytree.tree_structure(value) for value in (0, (0, 0)))
+    assert plans["is_one"].container_meta_type.encoded_out_str == pytree.treespec_dumps(leaf)
+    assert plans["get_sizes"].container_meta_type.encoded_out_str == pytree.treespec_dumps(pair)
     blobs = found.program.backend_delegate_data
     assert [bytes(blobs[plan.delegates[0].processed.index].data) for plan in plans.values() if plan.delegates] == [
         blob.data for _, blob in methods.values()

@@ -109,7 +109,7 @@ def _constant(method: str, value: Any) -> ExecutionPlanT:
     return table(
         ExecutionPlanT,
         name=method,
-        containerMetaType=table(ContainerMetadataT, encodedInpStr="", encodedOutStr=spec.to_str()),
+        containerMetaType=table(ContainerMetadataT, encodedInpStr="", encodedOutStr=pytree.treespec_dumps(spec)),
         values=[_number(leaf) for leaf in leaves],
         inputs=[],
         outputs=list(range(len(leaves))),
