@@ -105,6 +105,7 @@ def _write(
     rules: Mapping[str, str] | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
+    from graft.exporter.pte import LazyData
     from graft.exporter.serialize import StoredWeight
     from graft.llm import container
     from graft.llm.export import _used_weights
@@ -140,7 +141,7 @@ def _write(
     say("writing")
     for name in sorted(used & copied):
         stored = all_weights[name]
-        data[described[name].key] = container.LazyData(stored.byte_size, stored.chunks)
+        data[described[name].key] = LazyData(stored.byte_size, stored.chunks)
     container.write(path, {"step": (program, blob)}, data)
     layers = {}
     for node in program.graph.nodes:

@@ -39,9 +39,8 @@ from graft._fb.executorch.SubsegmentOffsets import SubsegmentOffsetsT
 from graft._fb.executorch.Tensor import TensorT
 from graft._fb.executorch.TensorShapeDynamism import TensorShapeDynamism
 from graft._files import unfinished
-from graft.exporter import specs
-from graft.exporter.pte import Data, LazyData, table
-from graft.exporter.pte import write as write_pte
+from graft.exporter import pte, specs
+from graft.exporter.pte import table
 from graft.exporter.serialize import Blob, Signature
 
 _SCALAR_TYPES = {
@@ -67,20 +66,20 @@ _MOST_ROWS = 1024
 def write(
     path: Path,
     methods: Mapping[str, tuple[ExportedProgram, Blob]],
-    data: Mapping[str, Data],
+    data: Mapping[str, pte.Data],
     constants: Mapping[str, Any] | None = None,
     options: Mapping[str, int | str] | None = None,
 ) -> None:
     """The package, whole or not at all. data: named data besides the blobs' weights. constants: what methods without
     inputs return, by name. options: how ExecuTorch's delegate runs, where its caller says nothing."""
-    named: dict[str, Data] = {specs.SESSION_KEY: b"graft"}
+    named: dict[str, pte.Data] = {specs.SESSION_KEY: b"graft"}
     for _, one in methods.values():
         named.update({key: value.tobytes() for key, value in one.weights.items()})
     named.update(data)
     given = specs.option_specs(options or {})
     plans = [_plan(1 + i, name, program, given) for i, (name, (program, _)) in enumerate(methods.items())]
     # The first segment is that of ExecuTorch's own constants, of which there are none.
-    segments: list[Data] = [b"", *(blob.data for _, blob in methods.values()), *named.values()]
+    segments: list[pte.Data] = [b"", *(blob.data for _, blob in methods.values()), *named.values()]
     first = len(segments) - len(named)
     program = table(
         ProgramT,
@@ -90,7 +89,7 @@ def write(
         constantSegment=table(SubsegmentOffsetsT, segmentIndex=0, offsets=[0]),
         namedData=[table(NamedDataT, key=key, segmentIndex=first + i) for i, key in enumerate(named)],
     )
-    replace(path, lambda file: write_pte(file, program, segments))
+    replace(path, lambda file: pte.write(file, program, segments))
 
 
 def replace(path: Path, content: Callable[[BinaryIO], None]) -> None:
@@ -213,4 +212,4 @@ def _most(size: Any) -> int:
     return 1 if size.node.hint is None else int(size.node.hint)
 
 
-__all__ = ["LazyData", "replace", "write"]
+__all__ = ["replace", "write"]

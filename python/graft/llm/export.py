@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from graft.errors import ExportError, raised_by, typed
 from graft.exporter import stored_plans
 from graft.exporter.predicate import Predicate
+from graft.exporter.pte import LazyData
 from graft.exporter.serialize import Blob, StoredWeight
 from graft.llm.checkpoint import Checkpoint, tied_names
 from graft.llm import stages as cutting
@@ -339,7 +340,7 @@ def weight_data(
         say(f"{len(copied)} weights have no file of their own and go into the package")
     bar = _Bar(sum(stored.byte_size for stored in copied.values()), progress)
     data: dict[str, Any] = {
-        key: container.LazyData(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
+        key: LazyData(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
     }
     if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
         folder = target.resolve().parent
