@@ -56,14 +56,14 @@ def write(file: BinaryIO, program: ProgramT, segments: Sequence[Data]) -> None:
     """The container, from where the file is. program.segments becomes what is said of the segments."""
     program.segments, end = [], 0
     for data in segments:
-        offset = _aligned(end)
+        offset = aligned(end)
         program.segments.append(table(DataSegmentT, offset=offset, size=len(data)))
         end = offset + len(data)
     builder = flatbuffers.Builder(1 << 14)
     builder.Finish(program.Pack(builder), file_identifier=_IDENTIFIER)
     packed = bytes(builder.Output())
     size = len(packed) + _HEADER.size
-    base = _aligned(size)
+    base = aligned(size)
     (root,) = struct.unpack_from("<I", packed)
     file.write(struct.pack("<I", root + _HEADER.size) + _IDENTIFIER)
     file.write(_HEADER.pack(b"eh00", _HEADER.size, size, base, end))
@@ -78,8 +78,8 @@ def write(file: BinaryIO, program: ProgramT, segments: Sequence[Data]) -> None:
         at = segment.offset + segment.size
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def aligned(size: int, to: int = ALIGNMENT) -> int:
+    return -(-size // to) * to
 
 
-__all__ = ["ALIGNMENT", "Data", "LazyData", "table", "write"]
+__all__ = ["ALIGNMENT", "Data", "LazyData", "aligned", "table", "write"]

@@ -171,7 +171,7 @@ def _plan_memory(outputs: list[TensorT]) -> int:
         if size > _MOST_PLANNED:
             continue
         tensor.allocationInfo = table(AllocationDetailsT, memoryId=1, memoryOffsetLow=total, memoryOffsetHigh=0)
-        total += -(-size // specs.WEIGHT_ALIGNMENT) * specs.WEIGHT_ALIGNMENT
+        total += pte.aligned(size, specs.WEIGHT_ALIGNMENT)
     return total
 
 
