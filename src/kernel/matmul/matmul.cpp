@@ -15,6 +15,8 @@ using i64 = std::int64_t;
 constexpr i64 kPackedBytes = i64{8} << 20;
 // With at most this many rows of S, packing V costs more than reading it with its row gaps.
 constexpr i64 kInPlaceRows = 24;
+// In shorter dot products, adding up the lanes takes as long as the products.
+constexpr i64 kLongSum = 256;
 
 // The last two dims of a tensor as a matrix, and its batch dims.
 struct Operand {
@@ -88,9 +90,15 @@ Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const T
   }
   const bool a_rows = a.col == 1 || s.k == 1;  // rows of a are contiguous
   const bool b_cols = b.row == 1 || s.k == 1;  // columns of b are
-  if ((s.m <= simd::kMaxDotRows && b_cols) || (s.n <= simd::kMaxDotRows && a_rows)) {
+  s.pairs = kernels.pairs != nullptr && fits_bf16(a_desc, attrs) && fits_bf16(b_desc, attrs);
+  const auto most_rows = [&](DType wide) {
+    return byte_size(wide) == 2 && !s.pairs && s.k >= kLongSum ? table.half_dot_rows : simd::kMaxDotRows;
+  };
+  const bool few_rows = s.m <= most_rows(b_desc.dtype) && b_cols;
+  if (few_rows || (s.n <= most_rows(a_desc.dtype) && a_rows)) {
     s.mode = Schedule::Mode::dot;
-    s.skinny_is_b = !(s.m <= simd::kMaxDotRows && b_cols);
+    s.skinny_is_b = !few_rows;
+    s.pairs = false;
     const bool in_place = s.skinny_is_b ? b_desc.dtype == DType::f32 && b_cols : a_desc.dtype == DType::f32 && a_rows;
     s.widen_skinny = !in_place;
     if (s.widen_skinny) s.scratch_bytes = s.batch * (s.skinny_is_b ? s.n : s.m) * s.k * 4;
@@ -104,7 +112,6 @@ Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const T
   const i64 panels = ceil_div(columns, table.panel_width);
   const i64 v_col = s.a_is_vector ? a.row : b.col;
   const DType v_dtype = s.a_is_vector ? a_desc.dtype : b_desc.dtype;
-  s.pairs = kernels.pairs != nullptr && fits_bf16(a_desc, attrs) && fits_bf16(b_desc, attrs);
   s.packed = s.pairs || !(rows <= kInPlaceRows && v_dtype == DType::f32 && v_col == 1);
   s.panels = panels;
   if (!s.packed) {

@@ -175,11 +175,12 @@ TEST(Matmul, EveryBiasAndActivation) {
   }
 }
 
+// Up to MatmulTable::half_dot_rows rows are dot products.
 TEST(Matmul, HalfPrecisionAccumulatesInF32AndRoundsOnce) {
   for (const DType t : {DType::f16, DType::bf16}) {
-    for (const i64 m : {1, 5, 8, 20}) {
+    for (const i64 m : {1, 5, 8, 9, 24, 25, 40, 41}) {
       for (const bool bt : {false, true}) {
-        for (const i64 n : {5, 40, 45}) {
+        for (const i64 n : {5, 41, 45}) {
           check_everywhere({.m = m,
                             .n = n,
                             .k = 83,
@@ -189,6 +190,8 @@ TEST(Matmul, HalfPrecisionAccumulatesInF32AndRoundsOnce) {
                             .out_dtype = t,
                             .bias = Case::kPerColumn});
           check_everywhere({.m = m, .n = n, .k = 83, .b_transposed = bt, .b_dtype = t});
+          check_everywhere({.m = m, .n = n, .k = 259, .b_transposed = bt, .b_dtype = t});
+          check_everywhere({.m = n, .n = m, .k = 259, .b_transposed = bt, .a_dtype = t, .bias = Case::kPerRow});
         }
       }
     }

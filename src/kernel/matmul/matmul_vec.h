@@ -51,6 +51,9 @@ struct PairProducts {
 struct MatmulTable {
   int panel_width;  // columns j of a panel
   int tile_rows;    // rows r of a tile
+  // Up to how many rows a product by an operand of 16 bits takes no longer as dot products, which widen a value in a
+  // register, than as tiles, which widen it into memory first.
+  int half_dot_rows;
 
   // Packs k in [k0, k1) of panel `panel` of v (k is its row, j its column) as f32. The panel is at
   // packed + panel * panel_width * depth, its row k at k * panel_width. Columns past `columns` are zero.
@@ -62,9 +65,9 @@ struct MatmulTable {
   void (*tiles)(const MatrixView& s, const MatrixView& v, const float* packed, std::int64_t depth, std::int64_t columns,
                 std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
 
-  // GEMV and skinny GEMM, whose M = `rows` is small: O[q, p] = sum_k wide[q, k] * skinny[p, k] for q in [q0, q1) and
-  // p in [0, rows). `skinny` holds f32 rows `skinny_stride` apart; `wide` has column stride 1. In the epilogue r is q
-  // and j is p.
+  // GEMV and skinny GEMM, whose M = `rows` is at most kMaxDotRows, or half_dot_rows where `wide` is f16 or bf16:
+  // O[q, p] = sum_k wide[q, k] * skinny[p, k] for q in [q0, q1) and p in [0, rows). `skinny` holds f32 rows
+  // `skinny_stride` apart; `wide` has column stride 1. In the epilogue r is q and j is p.
   void (*dot)(const float* skinny, std::int64_t skinny_stride, int rows, const MatrixView& wide, std::int64_t depth,
               std::int64_t q0, std::int64_t q1, const Epilogue& epilogue);
 
