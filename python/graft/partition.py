@@ -35,7 +35,7 @@ def refused(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, tuple[
 
     whole = set(engine().preserved_targets())
     table = {op: how for op, how in torch.export.default_decompositions().items() if targets.op_name(op) not in whole}
-    with quiet.lowering(), torch_export.one_precision():
+    with quiet.lowering(), torch_export.tracing():
         program = program.run_decompositions(table)
     return program, refused_nodes(engine(), serialize(program, strict=False, content=False))
 

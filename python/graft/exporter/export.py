@@ -129,7 +129,7 @@ def export_for_load(
 
 def lower(program: ExportedProgram) -> ExportedProgram:
     """The program with the nodes, and names of nodes, that its package has: decomposed as far as graft needs it."""
-    with torch.no_grad(), quiet.lowering(), torch_export.one_precision():
+    with torch.no_grad(), quiet.lowering(), torch_export.tracing():
         prepared = _prepared(_borrow(program))
         manager = to_edge_transform_and_lower(prepared, partitioner=[Undelegated()], compile_config=_edge_config())
     return manager.exported_program()
@@ -170,7 +170,7 @@ def _export(
         ),
         sym_shape_eval_pass=planned_shapes,
     )
-    with torch.no_grad(), quiet.lowering(), torch_export.one_precision():
+    with torch.no_grad(), quiet.lowering(), torch_export.tracing():
         programs = {name: _prepared(one) for name, one in make_programs().items()}
         specs = [CompileSpec(*spec) for spec in option_specs(options.delegate_options or {})]
         partitioners = _partitioners(programs, weights, target.stem, options.predicate, quantize, specs)
