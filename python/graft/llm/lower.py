@@ -56,10 +56,10 @@ def lower(
     _make_functional(program)
     # What graft runs only decomposed is taken apart where it stands. Decomposing the program retraces it, which takes longer
     # than the trace: that is for operators that mutate an argument.
-    refused = _refused(program, predicate)
+    refused, blob = _checked(program, stored, predicate, method)
     if refused and _take_apart(program, refused):
         _drop_no_ops(program)
-        refused = _refused(program, predicate)
+        refused, blob = _checked(program, stored, predicate, method)
     table: dict[Any, Any] = {}
     while refused:
         more = _decompositions(program, refused)
@@ -68,29 +68,34 @@ def lower(
         table = {**_PARTS, **table, **more}
         try:
             program.graph_module.recompile()
-            with torch_export.one_precision():
+            with torch_export.tracing():
                 program = program.run_decompositions(table)
         except Exception:  # of a graph that PyTorch itself cannot run again: the nodes are named then
             break
         _drop_no_ops(program)
-        refused = _refused(program, predicate)
+        refused, blob = _checked(program, stored, predicate, method)
     if refused:
         raise ExportError(_message(refused))
     program.graph_module.recompile()
-    return program, serialize({method: program}, stored=stored)
+    return program, blob
 
 
 def blob_of(
     program: ExportedProgram, stored: Mapping[str, StoredWeight], predicate: Predicate | None, method: str
 ) -> Blob:
     """The blob of a part of a lowered program. Raises ExportError for nodes that graft does not run."""
-    if refused := _refused(program, predicate):
+    refused, blob = _checked(program, stored, predicate, method)
+    if refused:
         raise ExportError(_message(refused))
-    return serialize({method: program}, stored=stored)
+    return blob
 
 
-def _refused(program: ExportedProgram, predicate: Predicate | None) -> dict[str, tuple[str, str]]:
-    return refused_nodes(predicate or engine(), serialize(program, strict=False, content=False))
+def _checked(
+    program: ExportedProgram, stored: Mapping[str, StoredWeight], predicate: Predicate | None, method: str
+) -> tuple[dict[str, tuple[str, str]], Blob]:
+    """What is refused, and the blob, which is good where nothing is."""
+    blob = serialize({method: program}, strict=False, stored=stored)
+    return refused_nodes(predicate or engine(), blob), blob
 
 
 def _decompositions(program: ExportedProgram, refused: Mapping[str, tuple[str, str]]) -> dict[Any, Any]:
