@@ -176,10 +176,12 @@ def test_seven_tokens_compute_seven_positions(decoder, decoder_package, tmp_path
     # One thread: on several, the launches that compute the dynamic program's sizes are in groups too, which keep memory.
     found, fixed = (memory(graft.load(path, threads=1), ids) for path in (decoder_package, static))
     assert found["outputs"] == [7 * 512 * 4]
-    for what in ("arena", "outputs", "staging"):
-        assert found[what] == fixed[what], what
+    assert found["outputs"] == fixed["outputs"] and found["staging"] == fixed["staging"]
+    # The mask, bool[7, 7], and the cosines and sines, f32[7, 32], are constants where the size is fixed.
+    of_the_size = 64 + 2 * 7 * 32 * 4
+    assert found["arena"] == fixed["arena"] + of_the_size
     found, fixed = (memory(graft.load(path, threads=2), ids) for path in (decoder_package, static))
-    assert found["arena"] <= 1.02 * fixed["arena"]
+    assert found["arena"] <= 1.02 * (fixed["arena"] + of_the_size)
     larger = memory(graft.load(decoder_package), torch.randint(0, 512, (1, 127)))
     assert larger["arena"] > 10 * found["arena"] and larger["outputs"] == [127 * 512 * 4]
 
