@@ -2,27 +2,22 @@
 
 How a model numbers its tokens and what its masks and caches mean is not stated anywhere; the program rests on what nearly
 all models do. So when a program is new, prompts without padding, with padding on the left and on the right, and cached
-steps after them go through eager PyTorch and through the engine: 5 calls of at most 3 x 6 tokens, of the engine up to 8. The
-verdict is kept beside the program on disk.
-
-Eager PyTorch computes in f32 here, as the engine does: a module's weights are converted while it runs.
+steps after them go through eager PyTorch (`graft.hf.eager`) and through the engine: 5 calls of at most 2 x 6 tokens, of the
+engine up to 9. The verdict is kept beside the program on disk.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from graft.errors import ExportError, Unsupported
+from graft.errors import Unsupported
 
 TOKENS = 6
 _CLOSE = 2e-3  # of the largest logit, where both compute in f32
 _LOOSE = 0.15  # where weights or keys are stored in few bits, which the probe is not about
-_AT_ONCE = 1 << 21  # elements of a linear layer's weight that are converted together
 POSITIONS = ("columns", "mask", "ids")
 
 
@@ -44,7 +39,7 @@ def positions_by(
 
 def verify(
     name: str,
-    eager: Callable[..., Any],
+    eager: Callable[[Sequence[Mapping[str, Any]]], list[Any]],
     compiled: Callable[..., Any],
     *,
     takes_positions: bool,
@@ -52,10 +47,10 @@ def verify(
     padding_id: int | None,
     loose: bool,
 ) -> dict[str, Any]:
-    """Raises Unsupported, which names the model, the probe and the difference. eager: called as the model. compiled: the
-    same with `rule`, one of POSITIONS for a call without position_ids. Returns the rule, the largest difference, and
-    whether the probe would have shown one."""
-    probe = _Probe(name, eager, compiled, _LOOSE if loose else _CLOSE)
+    """Raises Unsupported, which names the model, the probe and the difference. eager: the outputs of some calls of the
+    model, by their arguments. compiled: called as the model, with `rule`, one of POSITIONS for a call without
+    position_ids. Returns the rule, the largest difference, and whether the probe would have shown one."""
+    probe = _Probe(name, _LOOSE if loose else _CLOSE)
     generator = torch.Generator().manual_seed(0)
     high = max(min(vocab_size, 1 << 16), 4)
     ids = torch.randint(3 if high > 8 else 0, high, (3, TOKENS + 1), generator=generator)
@@ -65,38 +60,42 @@ def verify(
     if padding_id is not None and 0 <= padding_id < vocab_size:
         ids[1, 0] = ids[2, TOKENS - 1] = padding_id  # the other columns of padding hold tokens
         ids[0, 2] = padding_id
-    prompt, padded = dict(input_ids=ids[:2, :TOKENS]), dict(input_ids=ids[:, :TOKENS], attention_mask=mask[:, :TOKENS])
-    step = dict(input_ids=ids[:2, TOKENS:])
-    first = [eager(**prompt, use_cache=True), eager(**padded)]
-    rules = POSITIONS
+    prompt, step = dict(input_ids=ids[:1, :TOKENS]), dict(input_ids=ids[:1, TOKENS:])
+    padded = dict(input_ids=ids[1:, :TOKENS], attention_mask=mask[1:, :TOKENS])
+    left = dict(input_ids=ids[:2, :TOKENS], attention_mask=mask[:2, :TOKENS])
+    left_step = dict(input_ids=ids[:2, TOKENS:], attention_mask=mask[:2])
+    if takes_positions:
+        positions = (mask[:2].cumsum(1) - 1).clamp(min=0)
+        left["position_ids"], left_step["position_ids"] = positions[:, :TOKENS], positions[:, TOKENS:]
+    cached = dict(use_cache=True)
+    of_prompt, of_padded, of_left = eager([prompt | cached, padded, left | cached])
     found, begun = {}, {}
-    for rule in rules:
-        begun[rule] = compiled(**prompt, use_cache=True, rule=rule)
+    for rule in POSITIONS:
+        begun[rule] = compiled(**prompt, **cached, rule=rule)
         found[rule] = max(
-            probe.difference(first[0], begun[rule]),
-            probe.difference(first[1], compiled(**padded, rule=rule), padded["attention_mask"]),
+            probe.difference(of_prompt, begun[rule]),
+            probe.difference(of_padded, compiled(**padded, rule=rule), padded["attention_mask"]),
         )
         if found[rule] <= probe.close:
             break
     best = min(found, key=found.get)
-    rule: str | None = best
-    if found[best] > probe.close:
-        if not takes_positions:
-            raise probe.failure("a prompt with padding, without position_ids", found[best])
-        rule = None  # positions must be given
-    worst = [found[best]] if rule else []
-    if rule is not None:
-        worst.append(probe.steps("a cached step", step, rule, (first[0], begun[rule])))
-    left = dict(input_ids=ids[:2, :TOKENS], attention_mask=mask[:2, :TOKENS])
-    next_left = dict(step, attention_mask=mask[:2])
-    if takes_positions:
-        positions = (mask[:2].cumsum(1) - 1).clamp(min=0)
-        left["position_ids"], next_left["position_ids"] = positions[:, :TOKENS], positions[:, TOKENS:]
-    rule_of_left = rule or "columns"
-    prompts = eager(**left, use_cache=True), compiled(**left, use_cache=True, rule=rule_of_left)
-    what = "a prompt padded on the left and a cached step"
-    worst.append(probe.steps(what, next_left, rule_of_left, prompts, left["attention_mask"]))
-    return {"positions": rule, "difference": max(worst), "telling": _telling(first[0])}
+    known = found[best] <= probe.close  # otherwise positions must be given
+    if not known and not takes_positions:
+        raise probe.failure("a prompt with padding, without position_ids", found[best])
+    left_step |= cached | dict(past_key_values=of_left.past_key_values)
+    step |= cached | dict(past_key_values=of_prompt.past_key_values)
+    *of_step, of_left_step = eager([step, left_step] if known else [left_step])
+    worst = []
+    if known:
+        step["past_key_values"] = begun[best].past_key_values
+        worst.append(found[best])
+        worst.append(probe.checked("a cached step", *of_step, compiled(**step, rule=best)))
+    what, rule = "a prompt padded on the left and a cached step", best if known else "columns"
+    begun_left = compiled(**left, **cached, rule=rule)
+    worst.append(probe.checked(what, of_left, begun_left, left["attention_mask"]))
+    left_step["past_key_values"] = begun_left.past_key_values
+    worst.append(probe.checked(what, of_left_step, compiled(**left_step, rule=rule)))
+    return {"positions": best if known else None, "difference": max(worst), "telling": _telling(of_prompt)}
 
 
 def _telling(output: Any) -> bool:
@@ -106,23 +105,15 @@ def _telling(output: Any) -> bool:
 
 
 class _Probe:
-    def __init__(self, name: str, eager: Any, compiled: Any, close: float) -> None:
-        self.name, self.eager, self.compiled, self.close = name, eager, compiled, close
+    def __init__(self, name: str, close: float) -> None:
+        self.name, self.close = name, close
 
-    def steps(
-        self, what: str, step: Mapping[str, Any], rule: str, prompts: tuple[Any, Any], mask: torch.Tensor | None = None
-    ) -> float:
-        """prompts: what eager PyTorch and the engine gave for one, with caches. mask: the prompt's."""
-        worst = self.difference(*prompts, mask)
-        caches = [output.past_key_values for output in prompts]
-        outputs = [
-            self.eager(**step, past_key_values=caches[0], use_cache=True),
-            self.compiled(**step, past_key_values=caches[1], use_cache=True, rule=rule),
-        ]
-        worst = max(worst, self.difference(*outputs))
-        if worst > self.close:
-            raise self.failure(what, worst)
-        return worst
+    def checked(self, what: str, expected: Any, found: Any, mask: torch.Tensor | None = None) -> float:
+        """Their difference, which is close."""
+        difference = self.difference(expected, found, mask)
+        if difference > self.close:
+            raise self.failure(what, difference)
+        return difference
 
     def difference(self, expected: Any, found: Any, mask: torch.Tensor | None = None) -> float:
         """Relative to the largest logit."""
@@ -143,106 +134,4 @@ class _Probe:
         )
 
 
-@contextlib.contextmanager
-def in_f32(model: torch.nn.Module, values: Callable[[str, torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """Within it, each module's parameters and buffers are f32 while it runs. values: of a weight, by its name."""
-    handles, linear = [], []
-    widest = max((m.in_features for m in model.modules() if isinstance(m, torch.nn.Linear)), default=0)
-    room = torch.empty(max(_AT_ONCE, widest), dtype=torch.float32)
-    swapped: dict[torch.nn.Module, list[dict[str, Any]]] = {}
-
-    def put(path: str, module: torch.nn.Module) -> None:
-        held = swapped.setdefault(module, [])
-        held.append({**module._parameters})
-        held.append({**module._buffers})
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor.is_floating_point() and (tensor.is_meta or tensor.dtype != torch.float32):
-                    made = values(f"{path}.{name}" if path else name, tensor).detach()
-                    made = made if _looks_up(module) else made.to(torch.float32)
-                    parameter = tensors is module._parameters
-                    tensors[name] = torch.nn.Parameter(made, requires_grad=False) if parameter else made
-
-    def back(module: torch.nn.Module) -> None:
-        if held := swapped.get(module):
-            module._buffers.update(held.pop())
-            module._parameters.update(held.pop())
-
-    def needs(module: torch.nn.Module) -> bool:
-        tensors = (*module._parameters.values(), *module._buffers.values())
-        return any(t is not None and t.is_floating_point() and (t.is_meta or t.dtype != torch.float32) for t in tensors)
-
-    try:
-        for path, module in model.named_modules():
-            if not needs(module):
-                continue
-            if type(module) is torch.nn.Linear and "forward" not in vars(module):
-                module.forward = functools.partial(_linear, module, path, values, room)
-                linear.append(module)
-            else:
-                handles.append(module.register_forward_pre_hook(lambda m, _, path=path: put(path, m), prepend=True))
-                handles.append(module.register_forward_hook(lambda m, *_: back(m), always_call=True))
-                if _looks_up(module):
-                    handles.append(module.register_forward_hook(lambda *called: called[-1].to(torch.float32)))
-        yield
-    finally:
-        for module in linear:
-            del module.forward
-        for handle in handles:
-            handle.remove()
-        for module in list(swapped):
-            while swapped[module]:
-                back(module)
-
-
-def _linear(
-    module: torch.nn.Linear,
-    path: str,
-    values: Callable[[str, torch.Tensor], torch.Tensor],
-    room: torch.Tensor,
-    inputs: torch.Tensor,
-) -> torch.Tensor:
-    """In f32, some rows of the weight at a time: converted ones stay in the caches. room: for them; memory from the system
-    would cost as much as the conversion."""
-    weight = values(f"{path}.weight", module.weight).detach()
-    rows, columns = weight.shape
-    flat, found = inputs.reshape(-1, columns), inputs.new_empty(*inputs.shape[:-1], rows)
-    flat_found = found.view(-1, rows)
-    step = room.numel() // columns if columns else rows
-    for first in range(0, rows, step or 1):
-        block = weight[first : first + step]
-        converted = room[: block.numel()].view(block.shape).copy_(block)
-        torch.mm(flat, converted.t(), out=flat_found[:, first : first + step])
-    if module.bias is not None:
-        found += values(f"{path}.bias", module.bias).detach().to(torch.float32)
-    return found
-
-
-def _looks_up(module: torch.nn.Module) -> bool:
-    """Whether it gives back rows of its weight: those are converted, not the table."""
-    return type(module) is torch.nn.Embedding and module.max_norm is None
-
-
-def run_eagerly(
-    model: torch.nn.Module, kind: type, values: Callable[[str, torch.Tensor], torch.Tensor]
-) -> Callable[..., Any]:
-    """Calls of the model as its own class computes them."""
-
-    def call(**arguments: Any) -> Any:
-        compiled = type(model)
-        model.__class__ = kind
-        try:
-            with torch.no_grad(), in_f32(model, values):
-                return model(**arguments)
-        except Exception as e:  # whatever the model's code raises
-            raise ExportError(
-                f"{kind.__name__}: eager PyTorch cannot run it on {list(arguments['input_ids'].shape)} tokens: "
-                f"{type(e).__name__}: {e}"
-            ) from e
-        finally:
-            model.__class__ = compiled
-
-    return call
-
-
-__all__ = ["POSITIONS", "TOKENS", "in_f32", "positions_by", "run_eagerly", "verify"]
+__all__ = ["POSITIONS", "TOKENS", "positions_by", "verify"]

@@ -3,6 +3,7 @@ they lie: in torch's memory, or in their files."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import tempfile
 import time
@@ -15,8 +16,9 @@ import torch
 from transformers import DynamicCache
 
 from graft import _C
-from graft.errors import ExportError
+from graft.errors import ExportError, Unsupported
 from graft.hf import causal, probe, store
+from graft.hf.eager import Values, run_eagerly
 from graft.hf.engine import Engine
 from graft.hf.identity import known
 from graft.hf.lengths import LONGEST, Lengths
@@ -207,7 +209,7 @@ def prove(
     kind: type,
     exported: Exported,
     program: Callable[[], _C.Program],
-    values: Callable[[str, torch.Tensor], torch.Tensor],
+    values: Values,
     device: str,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -218,7 +220,7 @@ def prove(
     say("comparing with eager PyTorch")
     engine = Engine(program(), exported.layers, vocab_size=exported.vocab_size, lengths=exported.lengths)
     loose = bool(device) or torch.get_float32_matmul_precision() != "highest"
-    verdict = compare(model, kind, probe.run_eagerly(model, kind, values), run_compiled(model, kind, engine), loose)
+    verdict = compare(model, kind, values, run_compiled(model, kind, engine), loose)
     if exported.key is not None and verdict["telling"] and not device:
         store.annotate(exported.key, {"verdict": verdict})
     return verdict
@@ -236,19 +238,23 @@ def run_compiled(model: torch.nn.Module, kind: type, engine: Any) -> Callable[..
 
 
 def compare(
-    model: torch.nn.Module, kind: type, eager: Callable[..., Any], compiled: Callable[..., Any], loose: bool
+    model: torch.nn.Module, kind: type, values: Values, compiled: Callable[..., Any], loose: bool
 ) -> dict[str, Any]:
-    """graft.hf.probe.verify with what the model says of itself."""
+    """graft.hf.probe.verify with what the model says of itself, and how `kind` computes it."""
     config = model.config.get_text_config()
-    return probe.verify(
+    verify = functools.partial(
+        probe.verify,
         kind.__name__,
-        eager,
-        compiled,
+        compiled=compiled,
         takes_positions="position_ids" in inspect.signature(kind.forward).parameters,
         vocab_size=config.vocab_size,
         padding_id=getattr(config, "pad_token_id", None),
         loose=loose,
     )
+    try:
+        return verify(run_eagerly(model, kind, values, together=True))
+    except (ExportError, Unsupported):  # the model may keep something of a call in itself
+        return verify(run_eagerly(model, kind, values, together=False))
 
 
 def engine_of(program: _C.Program, exported: Exported, started: float, **options: Any) -> Engine:

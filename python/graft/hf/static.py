@@ -239,8 +239,8 @@ def attach(model: Any, programs: StaticPrograms, *, runtime: str = "torch", thre
     runner = _Runner(programs, runtime, threads)
     if programs.max_cache_len > probe.TOKENS:
         compiled = run_compiled(model, kind, runner)
-        eager = probe.run_eagerly(model, kind, lambda _, tensor: tensor)
-        runner.positions = compare(model, kind, eager, compiled, programs.dtype != torch.float32)["positions"]
+        loose = programs.dtype != torch.float32
+        runner.positions = compare(model, kind, lambda _, tensor: tensor, compiled, loose)["positions"]
         runner.clear_counts()
     model.graft = runner
     model._graft_options = {}

@@ -1,6 +1,7 @@
 """How models number their tokens: taken as the model does it, or refused when the model is compiled."""
 
 import copy
+import functools
 import types
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import DynamicCache
 
 import graft
 import llm_models
-from graft.hf import probe
+from graft.hf import program
 from llm_models import _COMMON, _SEQ2SEQ, SmallModel, _of
 
 CLOSE = 1e-4
@@ -195,8 +196,8 @@ def test_the_verdict_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAFT_CACHE", str(tmp_path))
     calls = []
     eager = llm_models.BY_NAME["opt"].make()
-    real = probe.run_eagerly
-    monkeypatch.setattr(probe, "run_eagerly", lambda *args: calls.append(1) or real(*args))
+    real = program.run_eagerly
+    monkeypatch.setattr(program, "run_eagerly", lambda *args, **own: calls.append(1) or real(*args, **own))
     for _ in range(2):
         compiled = graft.compile(copy.deepcopy(eager), threads=1)
         assert len(calls) == 1 and compiled.graft.positions == "mask"
@@ -213,16 +214,47 @@ def test_the_verdict_is_kept(tmp_path, monkeypatch):
 
 def test_the_cost_of_the_probe(tmp_path, monkeypatch):
     monkeypatch.setenv("GRAFT_CACHE", str(tmp_path))
-    calls = []
-    real = probe.run_eagerly
+    tokens = []
+    real = program.run_eagerly
 
-    def counted(*args):
-        run = real(*args)
-        return lambda **arguments: calls.append(arguments["input_ids"].numel()) or run(**arguments)
+    def counted(*args, **own):
+        run = real(*args, **own)
+        return lambda calls: tokens.append([call["input_ids"].numel() for call in calls]) or run(calls)
 
-    monkeypatch.setattr(probe, "run_eagerly", counted)
+    monkeypatch.setattr(program, "run_eagerly", counted)
     graft.compile(llm_models.BY_NAME["llama"].make())
-    assert calls == [12, 18, 12, 2, 12, 2]
+    assert tokens == [[6, 12, 12], [1, 2]]
+
+
+def test_a_model_that_keeps_something_of_a_call_in_itself(tmp_path, monkeypatch):
+    """Calls that go through it together disturb each other; then they run one after the other.
+    Only linear layers whose weights are converted wait for other calls."""
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path))
+
+    def keeping(model):
+        rows = [0]
+        layer = model.model.layers[1].self_attn
+        before = type(layer).forward
+
+        class Keeping(type(model)):
+            @functools.wraps(type(model).forward)
+            def forward(self, input_ids=None, **kwargs):
+                rows[0] = input_ids.shape[0]
+                return super().forward(input_ids=input_ids, **kwargs)
+
+        def forward(self, hidden_states, *args, **kwargs):
+            if rows[0] != hidden_states.shape[0]:
+                raise ValueError("of another call")
+            return before(self, hidden_states, *args, **kwargs)
+
+        layer.forward = types.MethodType(forward, layer)
+        model.__class__ = Keeping
+
+    together = []
+    real = program.run_eagerly
+    monkeypatch.setattr(program, "run_eagerly", lambda *args, **own: together.append(own["together"]) or real(*args, **own))
+    compiled = graft.compile(lying("llama", keeping).bfloat16(), threads=1)
+    assert compiled.graft.route == "fast" and together == [True, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
