@@ -1,7 +1,5 @@
 """Layers that are alike are traced three times and copied: the program is that of a trace of all layers, for all causal classes."""
 
-from collections import Counter
-
 import population
 import pytest
 import torch
@@ -13,7 +11,11 @@ from graft.llm import interface, repeats
 from graft.llm.trace import trace
 
 LAYERS = 12
-_results = {}
+# Classes whose layers are not found to be alike; a class beside these must be copied.
+WHOLE = {
+    *("bamba", "beam", "deepseek_v2", "falcon_h1", "gemma3n_text", "gemma4", "gemma4_text", "jetmoe", "lfm3", "llama4"),
+    *("llama4_text", "nemotron_h", "recurrent_gemma", "rwkv", "xmod", "zamba"),
+}
 
 
 def traced(model, groups=None):
@@ -85,9 +87,9 @@ def test_a_class(kind):
     try:
         model = population.make(kind, LAYERS)
     except Exception as e:  # whatever the class raises
-        _results[kind] = "no model"
         pytest.skip(f"{type(e).__name__}: {e}")
-    _results[kind] = compared(model)
+    found = compared(model)
+    assert found in ("refused", "whole" if kind in WHOLE else "copied")
 
 
 def llama(**own):
@@ -172,11 +174,3 @@ def test_layers_that_are_called_with_arguments_of_their_own_are_traced_whole():
     model.model.__class__ = Own
     assert repeats.groups_of(model)
     assert compared(model) == "whole"
-
-
-@pytest.mark.slow
-def test_the_counts():
-    """Runs last."""
-    counts = Counter(_results.values())
-    print(counts, *sorted(kind for kind, found in _results.items() if found == "whole"))
-    assert counts["copied"] > 60
