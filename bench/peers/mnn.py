@@ -29,6 +29,8 @@ class Mnn(LanguagePeer):
         for name in ("config.json", "model.safetensors"):
             (hf / name).unlink(missing_ok=True)
             (hf / name).symlink_to((source / "hf" / name).resolve())
+        if json.loads((hf / "config.json").read_text())["model_type"] == "qwen3_5_text":
+            _add_pictures(hf)
         _byte_tokenizer().save_pretrained(hf)
         bits = "4" if "q4" in json.loads((source / "made.json").read_text())["weights"] else "8"
         command = [sys.executable, str(tool / "llmexport.py"), "--path", str(hf), "--export", "mnn"]
@@ -53,6 +55,31 @@ class Mnn(LanguagePeer):
 
     def feed(self, tokens: list[int], past: int) -> Any:
         return np.array(self._llm.forward(tokens).read(), copy=True).reshape(-1)
+
+
+def _add_pictures(hf: Path) -> None:
+    """llmexport takes Qwen3.5 with its part for pictures alone: a small one, which prompts without pictures do not use."""
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    text = json.loads((hf / "config.json").read_text())
+    pictures = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": text["hidden_size"]}
+    config = transformers.Qwen3_5Config(
+        text_config=text, vision_config=pictures, tie_word_embeddings=text["tie_word_embeddings"]
+    )
+    weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in load_file(hf / "model.safetensors").items()}
+    model = transformers.Qwen3_5ForConditionalGeneration(config).to(torch.bfloat16)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    wrong = [name for name in missing if "visual" not in name and name != "lm_head.weight"]
+    if unexpected or wrong:
+        raise RuntimeError(f"expected the weights of {hf}, found no {wrong}, and {unexpected} besides")
+    for name in ("config.json", "model.safetensors"):
+        (hf / name).unlink()  # links to what all engines read
+    model.save_pretrained(hf)
+    stated = json.loads((hf / "config.json").read_text())
+    stated["text_config"]["full_attention_interval"] = text["layer_types"].index("full_attention") + 1  # llmexport reads it
+    (hf / "config.json").write_text(json.dumps(stated))
 
 
 def _byte_tokenizer() -> Any:
