@@ -64,11 +64,13 @@ def _add_pictures(hf: Path) -> None:
     from safetensors.torch import load_file
 
     text = json.loads((hf / "config.json").read_text())
-    pictures = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": text["hidden_size"]}
+    pictures = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2}
+    pictures["out_hidden_size"] = text["hidden_size"]
     config = transformers.Qwen3_5Config(
         text_config=text, vision_config=pictures, tie_word_embeddings=text["tie_word_embeddings"]
     )
-    weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in load_file(hf / "model.safetensors").items()}
+    held = load_file(hf / "model.safetensors")
+    weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in held.items()}
     model = transformers.Qwen3_5ForConditionalGeneration(config).to(torch.bfloat16)
     missing, unexpected = model.load_state_dict(weights, strict=False)
     wrong = [name for name in missing if "visual" not in name and name != "lm_head.weight"]
@@ -78,7 +80,8 @@ def _add_pictures(hf: Path) -> None:
         (hf / name).unlink()  # links to what all engines read
     model.save_pretrained(hf)
     stated = json.loads((hf / "config.json").read_text())
-    stated["text_config"]["full_attention_interval"] = text["layer_types"].index("full_attention") + 1  # llmexport reads it
+    # llmexport reads it as the sliding window.
+    stated["text_config"]["full_attention_interval"] = text["layer_types"].index("full_attention") + 1
     (hf / "config.json").write_text(json.dumps(stated))
 
 
