@@ -25,21 +25,27 @@ if TYPE_CHECKING:
 VARIANTS = 7
 BATCH_VARIANTS = 3  # each of several sequences
 LARGE_VARIANTS = 2  # of a large model, or where texts are long
+GGUF_PEERS = {"graft-language", "graft-batch", "llama.cpp", "llama.cpp-batch", "ik-llama.cpp", "ik-llama.cpp-batch"}  # read that file
 LONG = 1 << 13  # tokens of a text whose reference takes minutes
 
 
 def make(workload: Workload, folder: Path) -> None:
     """`hf`: a folder of Hugging Face in bf16, with a tokenizer of as many words; and a GGUF file of the same weights. Of a large model
-    the GGUF file alone."""
+    the GGUF file, and the folder where a peer reads it."""
     stamp = folder / "made.json"
+    large = workload.model in LARGE
     wanted = {"model": workload.model, "weights": workload.weights}
+    if with_folder := large and not GGUF_PEERS.issuperset(workload.peers):
+        wanted["folder"] = True
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     gguf = folder / f"{workload.weights}.gguf"
-    if workload.model in LARGE:
+    if large:
         large_models.write_gguf(workload.model, workload.weights, gguf)
+        if with_folder:
+            large_models.write_folder(workload.model, workload.weights, folder / "hf")
     else:
         _make_both(workload, folder, gguf)
     stamp.write_text(json.dumps(wanted))

@@ -26,9 +26,10 @@ class Mnn(LanguagePeer):
         tool = Path(spec.origin).parent  # it imports its own folders as if they were packages
         hf = folder / "hf"
         hf.mkdir(exist_ok=True)
-        for name in ("config.json", "model.safetensors"):
-            (hf / name).unlink(missing_ok=True)
-            (hf / name).symlink_to((source / "hf" / name).resolve())
+        for file in (source / "hf").iterdir():
+            if "tokenizer" not in file.name:
+                (hf / file.name).unlink(missing_ok=True)
+                (hf / file.name).symlink_to(file.resolve())
         if json.loads((hf / "config.json").read_text())["model_type"] == "qwen3_5_text":
             _add_pictures(hf)
         _byte_tokenizer().save_pretrained(hf)
