@@ -19,8 +19,10 @@ constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
 static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
 // Prefetch distances of the first tile of rows, in bytes: it reads panels from memory, later tiles find them in a
 // cache. A core waits for fewer lines of its first-level cache at once (24 on Zen 4) than memory could send meanwhile,
-// so memory is asked by the second-level cache, and only what is there soon goes to the first.
-constexpr i64 kAheadInL2 = 8192, kAheadInL1 = 2048, kAheadInL1OfFewBits = 4096;
+// so memory is asked by the second-level cache, and only what is there soon goes to the first. One row of q8_0 leaves a
+// core little to compute: 8192 ahead it reads a large matrix at 0.9 of the rate, as two rows do at either distance;
+// four and more are at that rate with 8192, and at 0.85 of it with 2048 (Zen 4).
+constexpr i64 kAheadInL2 = 8192, kAheadInL2OfOneRow = 2048, kAheadInL1 = 2048, kAheadInL1OfFewBits = 4096;
 
 GRAFT_VEC vb load_bytes(const std::byte* p) {
 #if defined(__AVX512VNNI__)
@@ -454,7 +456,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * kQuantBytes + n % kParts * kVectorBytes;
     if (asks && ahead == kOwnPanels) {
       const i64 at = panel_bytes(F::kFormat, b * kPanelBlock);
-      const i64 far = bytes_ahead(at, kAheadInL2, panel_stride, kPanels);
+      const i64 far = bytes_ahead(at, M > 1 || kUnpacks<F> ? kAheadInL2 : kAheadInL2OfOneRow, panel_stride, kPanels);
       const i64 near = bytes_ahead(at, kFewBits<F> ? kAheadInL1OfFewBits : kAheadInL1, panel_stride, kPanels);
 #pragma GCC unroll 2
       for (int n = 0; n < N; n += kParts) {
