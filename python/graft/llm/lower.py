@@ -13,7 +13,7 @@ from graft.errors import ExportError
 from graft.exporter import parts, targets, torch_export
 from graft.exporter.complex_pairs import without_complex
 from graft.exporter.predicate import Predicate, engine, refused_nodes
-from graft.exporter.serialize import Blob, StoredWeight, serialize
+from graft.exporter.serialize import Blob, SerializeError, StoredWeight, serialize
 
 _CASTS = {
     torch.ops.aten.to.dtype,
@@ -93,8 +93,16 @@ def blob_of(
 def _checked(
     program: ExportedProgram, stored: Mapping[str, StoredWeight], predicate: Predicate | None, method: str
 ) -> tuple[dict[str, tuple[str, str]], Blob]:
-    """What is refused, and the blob, which is good where nothing is."""
-    blob = serialize({method: program}, strict=False, stored=stored)
+    """What is refused, and the blob, which is good where nothing is. Raises SerializeError for a weight or an input that the
+    format cannot hold, and no node is refused for."""
+    try:
+        blob = serialize({method: program}, stored=stored)
+    except SerializeError:
+        blob = serialize(program, strict=False, content=False)
+        refused = refused_nodes(predicate or engine(), blob)
+        if not refused:
+            raise
+        return refused, blob
     return refused_nodes(predicate or engine(), blob), blob
 
 

@@ -383,6 +383,23 @@ def test_operators_that_change_their_argument(kind):
         assert torch.equal(found, expected)
 
 
+def test_a_buffer_that_nothing_reads_is_no_input():
+    """Nor is it where the format cannot hold it."""
+
+    class Unread(torch.nn.Module):
+        def __init__(self, dtype):
+            super().__init__()
+            self.register_buffer("unread", torch.zeros(4).to(dtype))
+
+        def forward(self, x):
+            return x * 2
+
+    def blob(dtype):
+        return lower(torch.export.export(Unread(dtype), (torch.ones(4),)), {})[1]
+
+    assert blob(torch.uint16).data == blob(torch.float32).data
+
+
 def test_a_mixture_of_experts_is_not_retraced(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", lambda *_: pytest.fail("retraced"))
     graft.export_llm(llm_models.BY_NAME["mixtral"].make(), tmp_path / "m.pte")
