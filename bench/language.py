@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import large_models
+import peers
 from language_models import CONFIGS, LARGE, architecture, sizes
 from language_models import make as make_model
 from peers.language import Text
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 VARIANTS = 7
 BATCH_VARIANTS = 3  # each of several sequences
 LARGE_VARIANTS = 2  # of a large model, or where texts are long
-GGUF_PEERS = {"graft-language", "graft-batch", "llama.cpp", "llama.cpp-batch", "ik-llama.cpp", "ik-llama.cpp-batch"}  # read that file
 LONG = 1 << 13  # tokens of a text whose reference takes minutes
 
 
@@ -35,7 +35,7 @@ def make(workload: Workload, folder: Path) -> None:
     stamp = folder / "made.json"
     large = workload.model in LARGE
     wanted = {"model": workload.model, "weights": workload.weights}
-    if with_folder := large and not GGUF_PEERS.issuperset(workload.peers):
+    if with_folder := large and any(peers.get(peer).reads_folder for peer in workload.peers):
         wanted["folder"] = True
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return
@@ -46,6 +46,7 @@ def make(workload: Workload, folder: Path) -> None:
         large_models.write_gguf(workload.model, workload.weights, gguf)
         if with_folder:
             large_models.write_folder(workload.model, workload.weights, folder / "hf")
+            _tokenizer(CONFIGS[workload.model]["vocab_size"]).save_pretrained(folder / "hf")
     else:
         _make_both(workload, folder, gguf)
     stamp.write_text(json.dumps(wanted))

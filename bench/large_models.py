@@ -96,53 +96,49 @@ def write_gguf(model: str, weights: str, path: Path) -> None:
                 file.write(blocks[type_][rows.numpy()].tobytes())
 
 
-def _values(
-    name: str, shape: tuple[int, ...], weights: str, values: dict[str, torch.Tensor]
-) -> torch.Tensor:
-    """A tensor of transformers' name. values: of the pool by type, [POOL, BLOCK]."""
+def _values_of_pool(weights: str) -> dict[str, torch.Tensor]:
+    """By type, after they were stored as it: [POOL, BLOCK] f32."""
+    import gguf_writer
+
+    pool = _pool()
+    return {type_: gguf_writer.rounded(pool, type_) for type_ in {weights, "f32"}}
+
+
+def _values(name: str, shape: tuple[int, ...], weights: str, pool: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A tensor of transformers' name, of _values_of_pool."""
     import torch
 
     if len(shape) == 1:
         return torch.ones(shape)
-    return values[_type_of(name, len(shape), weights)][_blocks(name, shape).long()].reshape(shape)
+    return pool[_type_of(name, len(shape), weights)][_blocks(name, shape).long()].reshape(shape)
 
 
 def write_folder(model: str, weights: str, folder: Path) -> None:
-    """A folder of Hugging Face in bf16 with the values that the GGUF file stores, a file per layer."""
-    import gguf_writer
+    """A folder of Hugging Face in bf16 with the values that the GGUF file stores, a file per tensor."""
     import torch
     from safetensors.torch import save_file
 
     folder.mkdir()
-    made, pool = _without_weights(model), _pool()
-    values = {type_: gguf_writer.rounded(pool, type_).to(torch.bfloat16) for type_ in {weights, "f32"}}
+    made, pool = _without_weights(model), _values_of_pool(weights)
     made.config.architectures, made.config.dtype = [type(made).__name__], torch.bfloat16
     made.config.save_pretrained(folder)
     shapes = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
     if made.config.tie_word_embeddings:
         del shapes["lm_head.weight"]
-    files: dict[str, list[str]] = {}
-    for name in shapes:
-        match name.split("."):
-            case ["model", "layers", layer, *_]:
-                files.setdefault(f"model-layer-{layer}.safetensors", []).append(name)
-            case _:
-                files.setdefault("model-rest.safetensors", []).append(name)
-    for file, names in files.items():
-        tensors = {name: _values(name, shapes[name], weights, values).to(torch.bfloat16) for name in names}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, names in files.items() for name in names}}
+    files = {name: f"model-{name}.safetensors" for name in shapes}
+    for name, file in files.items():
+        tensor = _values(name, shapes[name], weights, pool).to(torch.bfloat16)
+        save_file({name: tensor}, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def logits(model: str, weights: str, texts: list[np.ndarray], ends: list[int]) -> list[np.ndarray]:
     """Eager PyTorch's in f32 on the weights as stored, [ends, vocabulary] of each text of token ids; all are of one length. A layer
     has its weights while it runs."""
-    import gguf_writer
     import torch
 
-    made, pool = _without_weights(model), _pool()
-    values = {type_: gguf_writer.rounded(pool, type_) for type_ in {weights, "f32"}}
+    made, pool = _without_weights(model), _values_of_pool(weights)
     names = {module: name for name, module in made.named_modules()}
 
     def fill(module: torch.nn.Module, *_: Any) -> None:
@@ -150,7 +146,7 @@ def logits(model: str, weights: str, texts: list[np.ndarray], ends: list[int]) -
             for key, parameter in inner._parameters.items():
                 if parameter is None:
                     continue
-                tensor = _values(f"{names[inner]}.{key}", tuple(parameter.shape), weights, values)
+                tensor = _values(f"{names[inner]}.{key}", tuple(parameter.shape), weights, pool)
                 inner._parameters[key] = torch.nn.Parameter(tensor, requires_grad=False)
 
     def empty(module: torch.nn.Module, *_: Any) -> None:

@@ -17,6 +17,7 @@ class Peer:
     """
 
     packages: tuple[str, ...] = ()  # whose versions identify it
+    reads_folder = False  # of Hugging Face, of a language model; otherwise the GGUF file
     environment = "project"  # or "peers", "language": the virtual environments of bench/
     peak_mb: float | None = None  # where the memory that counts is not the worker's
     # Of a language model, given before prepare() and load(): tokens of a sequence and sequences that it must hold.

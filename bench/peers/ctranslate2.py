@@ -17,6 +17,7 @@ from peers.language import Text
 class CTranslate2(Peer):
     packages = ("ctranslate2",)
     environment = "language"
+    reads_folder = True
 
     def prepare(self, source: Any, folder: Path) -> None:
         tool = Path(sys.executable).with_name("ct2-transformers-converter")

@@ -23,6 +23,7 @@ from peers.language import Text
 class MistralRs(Peer):
     packages = ("mistralrs",)
     environment = "language"
+    reads_folder = True
 
     def prepare(self, source: Any, folder: Path) -> None:
         hf = folder / "hf"

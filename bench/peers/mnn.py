@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from peers.language import LanguagePeer
 class Mnn(LanguagePeer):
     packages = ("mnn", "llmexport")
     environment = "language"
+    reads_folder = True
 
     def prepare(self, source: Any, folder: Path) -> None:
         spec = importlib.util.find_spec("llmexport")
@@ -25,13 +27,14 @@ class Mnn(LanguagePeer):
             raise RuntimeError("llmexport is not installed")
         tool = Path(spec.origin).parent  # it imports its own folders as if they were packages
         hf = folder / "hf"
-        hf.mkdir(exist_ok=True)
-        for file in (source / "hf").iterdir():
-            if "tokenizer" not in file.name:
-                (hf / file.name).unlink(missing_ok=True)
+        shutil.rmtree(hf, ignore_errors=True)
+        hf.mkdir()
+        given = source / "hf"
+        if json.loads((given / "config.json").read_text())["model_type"] == "qwen3_5_text":
+            _write_with_pictures(given, hf)
+        else:
+            for file in (given / "config.json", *given.glob("model*.safetensors*")):
                 (hf / file.name).symlink_to(file.resolve())
-        if json.loads((hf / "config.json").read_text())["model_type"] == "qwen3_5_text":
-            _add_pictures(hf)
         _byte_tokenizer().save_pretrained(hf)
         bits = "4" if "q4" in json.loads((source / "made.json").read_text())["weights"] else "8"
         command = [sys.executable, str(tool / "llmexport.py"), "--path", str(hf), "--export", "mnn"]
@@ -58,32 +61,27 @@ class Mnn(LanguagePeer):
         return np.array(self._llm.forward(tokens).read(), copy=True).reshape(-1)
 
 
-def _add_pictures(hf: Path) -> None:
+def _write_with_pictures(given: Path, hf: Path) -> None:
     """llmexport takes Qwen3.5 with its part for pictures alone: a small one, which prompts without pictures do not use."""
     import torch
     import transformers
     from safetensors.torch import load_file
 
-    text = json.loads((hf / "config.json").read_text())
+    text = json.loads((given / "config.json").read_text())
+    text["full_attention_interval"] = text["layer_types"].index("full_attention") + 1  # llmexport takes it for a window
     pictures = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2}
     pictures["out_hidden_size"] = text["hidden_size"]
     config = transformers.Qwen3_5Config(
         text_config=text, vision_config=pictures, tie_word_embeddings=text["tie_word_embeddings"]
     )
-    held = load_file(hf / "model.safetensors")
+    held = load_file(given / "model.safetensors")
     weights = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in held.items()}
     model = transformers.Qwen3_5ForConditionalGeneration(config).to(torch.bfloat16)
     missing, unexpected = model.load_state_dict(weights, strict=False)
     wrong = [name for name in missing if "visual" not in name and name != "lm_head.weight"]
     if unexpected or wrong:
-        raise RuntimeError(f"expected the weights of {hf}, found no {wrong}, and {unexpected} besides")
-    for name in ("config.json", "model.safetensors"):
-        (hf / name).unlink()  # links to what all engines read
+        raise RuntimeError(f"expected the weights of {given}, found no {wrong}, and {unexpected} besides")
     model.save_pretrained(hf)
-    stated = json.loads((hf / "config.json").read_text())
-    # llmexport reads it as the sliding window.
-    stated["text_config"]["full_attention_interval"] = text["layer_types"].index("full_attention") + 1
-    (hf / "config.json").write_text(json.dumps(stated))
 
 
 def _byte_tokenizer() -> Any:

@@ -16,6 +16,7 @@ from peers.language import LanguagePeer
 class OnnxRuntimeGenAI(LanguagePeer):
     packages = ("onnxruntime-genai", "onnxruntime")
     environment = "language"
+    reads_folder = True
 
     def prepare(self, source: Any, folder: Path) -> None:
         bits = "int4" if "q4" in json.loads((source / "made.json").read_text())["weights"] else "int8"

@@ -21,6 +21,7 @@ from peers.language import Text
 class OpenVinoGenAI(Peer):
     packages = ("openvino-genai", "optimum-intel", "nncf")
     environment = "language"
+    reads_folder = True
 
     def prepare(self, source: Any, folder: Path) -> None:
         tool = Path(sys.executable).with_name("optimum-cli")

@@ -311,13 +311,20 @@ def test_a_folder_of_a_large_model_has_the_values_of_its_file(bench, tmp_path, m
     sizes = dict(vocab_size=300, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4)
     monkeypatch.setitem(language_models.CONFIGS, "tiny", dict(sizes, num_key_value_heads=2, head_dim=64))
     monkeypatch.setitem(language_models._KINDS, "tiny", language_models._KINDS["qwen3-4b"])
-    large_models.write_folder("tiny", "bf16", tmp_path / "hf")  # which bf16 holds exactly
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
-    texts = [bench["language"].tokens_of("tiny", i, 9) for i in range(2)]
+    language, folder = bench["language"], tmp_path / "model"
+    monkeypatch.setattr(language, "LARGE", {"tiny"})
+    workload = SimpleNamespace(model="tiny", weights="bf16", peers=["graft-language", "mnn"])  # the folder holds bf16 exactly
+    language.make(workload, folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+    assert len(transformers.AutoTokenizer.from_pretrained(folder / "hf")) == 300
+    texts = [language.tokens_of("tiny", i, 9) for i in range(2)]
     with torch.no_grad():
         whole = model(input_ids=torch.from_numpy(np.stack(texts))).logits[:, [4, 8]].numpy()
     for expected, found in zip(large_models.logits("tiny", "bf16", texts, [5, 9]), whole, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    workload.peers = ["graft-language", "llama.cpp", "ik-llama.cpp"]
+    language.make(workload, folder)
+    assert sorted(file.name for file in folder.iterdir()) == ["bf16.gguf", "made.json"]
 
 
 def test_an_absent_peer_ends_with_a_reason_on_one_line(bench, tmp_path):
